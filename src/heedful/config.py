@@ -1,0 +1,150 @@
+"""Typed configuration: checked when it is made, changed by dotted keys, and able to find a part by its file's name.
+
+Every part of the toolkit has a frozen config beside it, and the config builds the part. Where a folder holds
+interchangeable parts (`model/position`, `model/attention`, ...), the name used in a recipe is the name of the file:
+
+    position: rotary                         ->  model/position/rotary.py, with its defaults
+    position: {kind: rotary, base: 500000}   ->  the same file, with a key changed
+"""
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Self, TypeVar
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+
+Size = Annotated[int, Field(ge=1)]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+ConfigT = TypeVar("ConfigT", bound="Config")
+
+
+class Config(BaseModel):
+    """A frozen, self-checking set of keys. An unknown key is refused with the nearest known one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            for key in data:
+                if key not in cls.model_fields and not (key == "kind" and issubclass(cls, PartConfig)):
+                    raise ValueError(f"unknown key {key!r}{did_you_mean(key, cls.model_fields)}")
+        return data
+
+
+class PartConfig(Config):
+    """The config of a part that lives in a folder of interchangeable parts.
+
+    The folder's `__init__.py` derives the contract from this class and names itself in `folder`; each file of the folder
+    derives one final config from that contract.
+    """
+
+    folder: ClassVar[str]
+
+    @property
+    def kind(self) -> str:
+        return type(self).__module__.rpartition(".")[2]
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _find_the_file(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        is_contract = "folder" in cls.__dict__
+        if isinstance(data, str):
+            data = {"kind": data}
+        if not isinstance(data, Mapping):
+            return handler(data)
+        if is_contract:
+            return part_config(cls, str(data.get("kind"))).model_validate(data)
+        return handler({key: value for key, value in data.items() if key != "kind"})
+
+    @model_serializer(mode="wrap")
+    def _write_the_kind(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {"kind": self.kind, **handler(self)}
+
+
+def kinds(folder: str) -> list[str]:
+    """The names that may stand in a recipe for a part of this folder: its files."""
+    package = importlib.import_module("heedful." + folder.replace("/", "."))
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+
+
+def part_config(contract: type[ConfigT], kind: str) -> type[ConfigT]:
+    """The config class in the file called `kind` in the contract's folder."""
+    folder: str = contract.folder  # type: ignore[attr-defined]
+    known = kinds(folder)
+    if kind not in known:
+        what = folder.rpartition("/")[2]
+        raise ValueError(f"unknown {what} {kind!r}{did_you_mean(kind, known)}")
+    module = importlib.import_module(f"heedful.{folder.replace('/', '.')}.{kind}")
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, contract) and value.__module__ == module.__name__
+    ]
+    if len(found) != 1:
+        raise TypeError(f"{module.__name__} must define exactly one {contract.__name__}, it has {len(found)}")
+    return found[0]
+
+
+def override(config: ConfigT, assignments: Iterable[str]) -> ConfigT:
+    """A copy with keys changed, each given as `path.to.key=value`; the value is read as YAML.
+
+    Naming another kind of part (`encoder.position=rotary`) starts from that part's defaults.
+    """
+    data = config.model_dump()
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals:
+            raise ValueError(f"{assignment!r} is not of the form key=value, such as width=256 or encoder.layers=3")
+        *parents, last = path.split(".")
+        place = data
+        for depth, parent in enumerate(parents):
+            if parent not in place:
+                raise ValueError(f"unknown key {'.'.join(parents[: depth + 1])!r}{did_you_mean(parent, place)}")
+            if not isinstance(place[parent], dict):
+                raise ValueError(f"{path!r}: {parent!r} holds {place[parent]!r}, which has no keys of its own")
+            place = place[parent]
+        place[last] = yaml.safe_load(text)
+    return parse(type(config), data)
+
+
+def parse(kind: type[ConfigT], data: Any) -> ConfigT:
+    """The config made of plain data; what is wrong is told in one line each."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise ValueError(explain(error)) from None
+
+
+def explain(error: ValidationError) -> str:
+    """What pydantic found, as one line a problem: where, what is wrong, what was given."""
+    lines = []
+    for problem in error.errors():
+        where = ".".join(str(step) for step in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] != "value_error":
+            message = f"{message[0].lower()}{message[1:]}, not {problem['input']!r}"
+        lines.append(f"{where}: {message}" if where else message)
+    return "\n".join(lines)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'layers'?`, or the list of what is known when nothing is near."""
+    known = list(known)
+    near = difflib.get_close_matches(str(word), known, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known: {', '.join(known)}" if known else ""

@@ -1,0 +1,99 @@
+"""A family is a preset, not a class: published sizes, and the map of Hugging Face's weight names. One file each.
+
+A file ends with `FAMILY = Family(...)`; `presets()` and `exchange/hugging_face.py` find it by the file's name.
+"""
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from heedful.config import did_you_mean, kinds
+from heedful.model.models import ModelConfig
+
+Names = Mapping[str, str | tuple[str, ...]]
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Everything that is particular to one published kind of model.
+
+    presets         name -> config
+    model_type      what `config.json` calls it
+    read_config     (config.json, names of the tensors in the file) -> our config
+    write_config    our config -> the keys of config.json that follow from it
+    names           our config -> {our module or parameter: theirs}, with `{}` for a layer's number. A tuple on their
+                    side means that ours is theirs side by side (query, key and value in one matrix).
+    duplicates      their names of tied weights that a file may repeat -> the name they repeat
+    ignored         patterns of their tensors that hold nothing learned
+    transposed      whether their layers' matrices are stored inputs x outputs (GPT-2)
+    rows            their tensors that have one more axis of size one in front
+    convert         done to (config, weights) before writing, where their model states the same function differently
+    """
+
+    presets: dict[str, ModelConfig]
+    model_type: str
+    read_config: Callable[[dict[str, Any], set[str]], ModelConfig]
+    write_config: Callable[[Any], dict[str, Any]]
+    names: Callable[[Any], Names]
+    duplicates: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    transposed: bool = False
+    rows: frozenset[str] = frozenset()
+    convert: Callable[[Any, State], tuple[ModelConfig, State]] | None = None
+
+
+def family(name: str) -> Family:
+    known = kinds("families")
+    if name not in known:
+        raise ValueError(f"unknown family {name!r}{did_you_mean(name, known)}")
+    found: Family = importlib.import_module(f"heedful.families.{name}").FAMILY
+    return found
+
+
+def presets() -> dict[str, ModelConfig]:
+    """Every preset of every family, by name."""
+    return {name: config for kind in kinds("families") for name, config in family(kind).presets.items()}
+
+
+def preset(name: str) -> ModelConfig:
+    known = presets()
+    if name not in known:
+        raise ValueError(f"unknown preset {name!r}{did_you_mean(name, known)}")
+    return known[name]
+
+
+def their_names(ours: str, names: Names) -> tuple[str, ...]:
+    """What they call one of our parameters; more than one name where ours is theirs side by side."""
+    layers = re.findall(r"\.layers\.(\d+)\.", ours)
+    template = re.sub(r"\.layers\.\d+\.", ".layers.{}.", ours)
+    if template in names:
+        found, leaf = names[template], ""
+    else:
+        module, _, leaf = template.rpartition(".")
+        if module not in names:
+            raise ValueError(f"this family has no name for {ours}")
+        found, leaf = names[module], "." + leaf
+    theirs = (found,) if isinstance(found, str) else found
+    return tuple(name.format(*layers) + leaf for name in theirs)
+
+
+def activation_from(theirs: str, *, gated: bool = False) -> str:
+    """Our name of their activation."""
+    plain = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+    plain |= {"silu": "silu", "swish": "silu"}
+    if theirs not in plain:
+        raise ValueError(f"activation {theirs!r} is not one we have{did_you_mean(theirs, plain)}")
+    gates = {"relu": "reglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "silu": "swiglu"}
+    return gates[plain[theirs]] if gated else plain[theirs]
+
+
+def activation_to(ours: str) -> str:
+    """Their name of our activation, gated or not."""
+    theirs = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
+    gates = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
+    return theirs[gates.get(ours, ours)]

@@ -1,0 +1,59 @@
+"""Scaled dot-product attention, written as its formula. Slow and plain: what every other variant is measured against."""
+
+import torch
+from torch import Tensor, nn
+
+from heedful.model.attention import Mix, MixConfig
+from heedful.model.cache import KeyValueCache, LayerCache
+from heedful.model.mask import Mask
+
+
+class ReferenceConfig(MixConfig):
+    def build(self, *, scale: float, dropout: float) -> "Reference":
+        return Reference(scale, dropout)
+
+
+class Reference(Mix):
+    """softmax(scale * Q K^T + bias) V.      Vaswani et al. 2017, equation 1"""
+
+    def __init__(self, scale: float, dropout: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Mask,
+        bias: Tensor | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        if cache is not None:
+            assert isinstance(cache, KeyValueCache)
+            key, value = cache.append(key, value)
+        weights = self.weights(query, key, mask=mask, bias=bias)
+        return self.dropout(weights) @ _share(value, query.shape[1])  # batch heads query head
+
+    def weights(self, query: Tensor, key: Tensor, *, mask: Mask, bias: Tensor | None = None) -> Tensor:
+        """How much each query looks at each key: batch heads query key, rows that sum to 1 (or to 0: nothing seen)."""
+        scores = self.scale * query @ _share(key, query.shape[1]).transpose(-2, -1)
+        if bias is not None:
+            scores = scores + bias.to(scores.dtype)
+        visible = mask.dense(query.shape[2], key.shape[2], query.device)
+        if visible is None:
+            return scores.softmax(-1)
+        # A row of -inf would give NaN, forward and backward, so what is hidden is cut twice: a lowest finite score
+        # before the softmax, zero after it.
+        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+        return scores.softmax(-1).masked_fill(~visible, 0)
+
+    def new_cache(self, length: int) -> KeyValueCache:
+        return KeyValueCache(length)
+
+
+def _share(x: Tensor, heads: int) -> Tensor:
+    """Give each query head its key/value head: batch kv_heads key head -> batch heads key head"""
+    return x.repeat_interleave(heads // x.shape[1], dim=1)

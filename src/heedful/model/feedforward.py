@@ -1,0 +1,115 @@
+"""The position-wise network between the attentions."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import field_validator
+from torch import Tensor, nn
+
+from heedful.config import Config, Probability, Size
+from heedful.model.linear import FusedLinear, linear_parameters
+from heedful.model.mask import Mask
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"]
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
+    "silu": F.silu,
+}
+GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
+
+
+class FeedForwardConfig(Config):
+    """`kernel` 3 lets each position see its neighbours too, which helps sequence tagging; encoders only."""
+
+    hidden: Size = 2048
+    activation: Activation = "relu"
+    bias: bool = True
+    dropout: Probability = 0.0
+    kernel: Size = 1
+
+    @field_validator("kernel")
+    @classmethod
+    def _has_a_middle(cls, kernel: int) -> int:
+        if kernel % 2 == 0:
+            raise ValueError(f"kernel {kernel} has no middle; choose an odd one such as 1 or 3")
+        return kernel
+
+    def build(self, width: int) -> "FeedForward":
+        return FeedForward(self, width)
+
+    def parameters(self, width: int) -> int:
+        gates = 2 if self.activation in GATED else 1
+        return linear_parameters(width * self.kernel, gates * self.hidden, self.bias) + linear_parameters(
+            self.hidden * self.kernel, width, self.bias
+        )
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with a non-linearity between.
+
+        plain   W2 f(W1 x)                          Vaswani et al. 2017, section 3.3
+        gated   W2 (f(Wg x) * (Wu x))               Shazeer 2020: ReGLU, GEGLU, SwiGLU
+        kernel  x_i is [x_{i-1}; x_i; x_{i+1}]      a convolution, written as the linear map it is
+
+    Differs: the convolution takes zeros in place of neighbours that are padding or belong to another packed text.
+    """
+
+    def __init__(self, config: FeedForwardConfig, width: int) -> None:
+        super().__init__()
+        self.gated = config.activation in GATED
+        self.function = FUNCTIONS[GATED.get(config.activation, config.activation)]
+        self.kernel = config.kernel
+        parts = (config.hidden, config.hidden) if self.gated else (config.hidden,)
+        self.input = FusedLinear(width * config.kernel, parts, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(config.hidden * config.kernel, width, bias=config.bias)
+
+    def forward(self, x: Tensor, *, mask: Mask) -> Tensor:
+        if self.kernel == 1:
+            return self.output(self._hidden(x))
+        visible = _visible_neighbours(x, mask, self.kernel)
+        hidden = self._hidden(_neighbours(x, visible))
+        return self.output(_neighbours(hidden, visible))
+
+    def _hidden(self, x: Tensor) -> Tensor:
+        if self.gated:
+            gate, up = self.input(x)
+            hidden = self.function(gate) * up
+        else:
+            (inner,) = self.input(x)
+            hidden = self.function(inner)
+        dropped: Tensor = self.dropout(hidden)
+        return dropped
+
+
+def _visible_neighbours(x: Tensor, mask: Mask, kernel: int) -> Tensor:
+    """(batch or 1) query kernel: whether each neighbour is there, is real and is of the same text."""
+    query = x.shape[1]
+    offsets = torch.arange(kernel, device=x.device) - kernel // 2
+    places = torch.arange(query, device=x.device)[:, None] + offsets  # query kernel
+    inside = (places >= 0) & (places < query)
+    places = places.clamp(0, query - 1)
+    dense = mask.dense(query, query, x.device)
+    if dense is None:
+        return inside[None]
+    seen = dense[:, 0].expand(-1, query, -1).gather(-1, places.expand(len(dense), -1, -1))
+    return seen & inside
+
+
+def _neighbours(x: Tensor, visible: Tensor) -> Tensor:
+    """batch query width -> batch query (kernel width), zeros where a neighbour is not to be seen."""
+    batch, query, width = x.shape
+    kernel = visible.shape[-1]
+    padded = F.pad(x, (0, 0, kernel // 2, kernel // 2))
+    windows = padded.unfold(1, kernel, 1).transpose(2, 3)  # batch query kernel width
+    return windows.masked_fill(~visible[..., None], 0).reshape(batch, query, kernel * width)

@@ -1,0 +1,157 @@
+"""What is read off the final states: words, classes, spans.
+
+A head takes states of any leading shape, so that a loss can hand in only the positions it needs.
+"""
+
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from heedful.config import Config, Probability, Size
+from heedful.model.feedforward import FUNCTIONS
+from heedful.model.linear import linear_parameters
+from heedful.model.norm import NormConfig
+
+
+class VocabularyConfig(Config):
+    """`scale` multiplies the states by 1/sqrt(width) first, as T5 does where input and output share a table."""
+
+    kind: Literal["vocabulary"] = "vocabulary"
+    bias: bool = False
+    scale: bool = False
+
+    def build(self, *, width: int, table_width: int, vocab: int, tied: bool) -> "Vocabulary":
+        return Vocabulary(self, width=width, table_width=table_width, vocab=vocab, tied=tied)
+
+    def parameters(self, *, width: int, table_width: int, vocab: int, tied: bool) -> int:
+        own = 0 if tied else vocab * table_width
+        lower = linear_parameters(width, table_width, bias=True) if table_width != width else 0
+        return own + lower + (vocab if self.bias else 0)
+
+
+class Vocabulary(nn.Module):
+    """States -> a score for each word: logits = W h + b.      Press and Wolf 2017 for W = the embedding table
+
+    A tied table is handed in at each call, so that a model owns every weight once.
+    """
+
+    def __init__(self, config: VocabularyConfig, *, width: int, table_width: int, vocab: int, tied: bool) -> None:
+        super().__init__()
+        self.factor = width**-0.5 if config.scale else 1.0
+        self.lower = nn.Linear(width, table_width) if table_width != width else nn.Identity()
+        self.weight = None if tied else nn.Parameter(torch.empty(vocab, table_width).normal_(std=table_width**-0.5))
+        self.bias = nn.Parameter(torch.zeros(vocab)) if config.bias else None
+
+    def forward(self, states: Tensor, table: Tensor) -> Tensor:
+        states = self.lower(states)
+        if self.factor != 1.0:
+            states = states * self.factor
+        return F.linear(states, table if self.weight is None else self.weight, self.bias)
+
+
+class MaskedLmConfig(Config):
+    kind: Literal["masked_lm"] = "masked_lm"
+    activation: Literal["relu", "gelu", "gelu_tanh"] = "gelu"
+
+    def build(self, *, width: int, table_width: int, vocab: int, norm: NormConfig) -> "MaskedLm":
+        return MaskedLm(self, width=width, table_width=table_width, vocab=vocab, norm=norm)
+
+    def parameters(self, *, width: int, table_width: int, vocab: int, norm: NormConfig) -> int:
+        return linear_parameters(width, table_width, bias=True) + norm.parameters(table_width) + vocab
+
+
+class MaskedLm(nn.Module):
+    """logits = E norm(f(W h + b)) + c, with E the embedding table.      Devlin et al. 2019, as their code has it"""
+
+    def __init__(self, config: MaskedLmConfig, *, width: int, table_width: int, vocab: int, norm: NormConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, table_width)
+        self.function = FUNCTIONS[config.activation]
+        self.norm = norm.build(table_width)
+        self.bias = nn.Parameter(torch.zeros(vocab))
+
+    def forward(self, states: Tensor, table: Tensor) -> Tensor:
+        return F.linear(self.norm(self.function(self.dense(states))), table, self.bias)
+
+
+class PoolerConfig(Config):
+    kind: Literal["pooler"] = "pooler"
+
+    def build(self, *, width: int) -> "Pooler":
+        return Pooler(width)
+
+    def parameters(self, *, width: int) -> int:
+        return linear_parameters(width, width, bias=True)
+
+
+class Pooler(nn.Module):
+    """A text as one vector: tanh(W h_0 + b), h_0 the state of its first token.      Devlin et al. 2019"""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return torch.tanh(self.dense(states[:, 0]))
+
+
+class SequenceConfig(Config):
+    """A class for the whole text, or (next_sentence) whether the second text follows the first: two classes."""
+
+    kind: Literal["sequence_classification", "next_sentence"] = "sequence_classification"
+    classes: Size = 2
+    dropout: Probability = 0.1
+
+    def build(self, *, width: int) -> "Sequence":
+        return Sequence(self, width)
+
+    def parameters(self, *, width: int) -> int:
+        return linear_parameters(width, width, bias=True) + linear_parameters(width, self.classes, bias=True)
+
+
+class Sequence(nn.Module):
+    """batch query width -> batch classes"""
+
+    def __init__(self, config: SequenceConfig, width: int) -> None:
+        super().__init__()
+        self.pooler = Pooler(width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(width, config.classes)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.output(self.dropout(self.pooler(states)))
+
+
+class TokenConfig(Config):
+    """A class for each token, or (answer_span) two numbers: does the answer start here, does it end here."""
+
+    kind: Literal["token_classification", "answer_span"] = "token_classification"
+    classes: Size = 2
+    dropout: Probability = 0.1
+
+    def build(self, *, width: int) -> "Token":
+        return Token(self, width)
+
+    def parameters(self, *, width: int) -> int:
+        return linear_parameters(width, self.classes, bias=True)
+
+
+class Token(nn.Module):
+    """batch query width -> batch query classes"""
+
+    def __init__(self, config: TokenConfig, width: int) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(width, config.classes)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.output(self.dropout(states))
+
+
+HeadConfig = Annotated[
+    MaskedLmConfig | PoolerConfig | SequenceConfig | TokenConfig,
+    Field(discriminator="kind"),
+]

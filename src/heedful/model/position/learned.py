@@ -1,0 +1,36 @@
+"""One learned vector per position, added to the embeddings."""
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from heedful.config import Size
+from heedful.model.position import Position, PositionConfig
+
+
+class LearnedConfig(PositionConfig):
+    """`offset` rows before position 0 stay unused: BART and RoBERTa published their tables so."""
+
+    length: Size = 512
+    offset: int = Field(0, ge=0)
+
+    def build(self, *, width: int, heads: int, head_width: int, causal: bool) -> "Learned":
+        return Learned(self, width)
+
+    def parameters(self, *, width: int, heads: int) -> int:
+        return (self.length + self.offset) * width
+
+
+class Learned(Position):
+    """x_i + P[i], with P trained like any weight.      Gehring et al. 2017; GPT, BERT"""
+
+    def __init__(self, config: LearnedConfig, width: int) -> None:
+        super().__init__()
+        self.limit = config.length
+        self.offset = config.offset
+        self.weight = nn.Parameter(torch.empty(config.length + config.offset, width))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + F.embedding(positions + self.offset, self.weight)

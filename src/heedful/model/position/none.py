@@ -1,0 +1,8 @@
+"""No positions: order is known from the causal mask alone, or not at all."""
+
+from heedful.model.position import Position, PositionConfig
+
+
+class NoneConfig(PositionConfig):
+    def build(self, *, width: int, heads: int, head_width: int, causal: bool) -> Position:
+        return Position()
