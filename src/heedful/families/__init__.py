@@ -30,6 +30,7 @@ class Family:
                     side means that ours is theirs side by side (query, key and value in one matrix).
     duplicates      their names of tied weights that a file may repeat -> the name they repeat
     ignored         patterns of their tensors that hold nothing learned
+    prefix, bare    files of the bare model leave out `prefix` before names that start with one of `bare`
     transposed      whether their layers' matrices are stored inputs x outputs (GPT-2)
     rows            their tensors that have one more axis of size one in front
     convert         done to (config, weights) before writing, where their model states the same function differently
@@ -42,6 +43,8 @@ class Family:
     names: Callable[[Any], Names]
     duplicates: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    prefix: str = ""
+    bare: tuple[str, ...] = ()
     transposed: bool = False
     rows: frozenset[str] = frozenset()
     convert: Callable[[Any, State], tuple[ModelConfig, State]] | None = None

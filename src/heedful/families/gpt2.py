@@ -97,5 +97,7 @@ FAMILY = Family(
     names=names,
     duplicates={"lm_head.weight": "transformer.wte.weight"},
     ignored=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",),
+    prefix="transformer.",
+    bare=("wte.", "wpe.", "h.", "ln_f."),
     transposed=True,
 )

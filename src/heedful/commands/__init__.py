@@ -1,0 +1,1 @@
+"""One file per verb: the only place that reads the command line and prints."""

@@ -1,0 +1,41 @@
+"""The command `heedful`: collects the verbs, and turns a person's mistake into one line and exit code 2.
+
+Verbs import what is heavy when they run, so that `heedful --help` answers at once.
+"""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from heedful import __version__
+from heedful.commands.params import params
+
+app = typer.Typer(
+    name="heedful",
+    help="From a file of text pairs to a trained, measured, served and inspectable Transformer.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(params)
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"heedful {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        if os.environ.get("HEEDFUL_DEBUG"):
+            raise
+        print(f"heedful: {error}", file=sys.stderr)
+        sys.exit(2)

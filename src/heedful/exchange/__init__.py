@@ -1,0 +1,1 @@
+"""Other tools' formats, in and out. One file per format."""

@@ -1,0 +1,205 @@
+"""Hugging Face model folders: config.json and model.safetensors, whole or in shards, both ways.
+
+    opened = load("opus-mt-en-de")              # opened.model, opened.family, opened.details
+    save(opened.model, "copy", opened.family, details=opened.details)
+
+What config.json says beyond the shape of the model (token ids, say) comes back as `details`, and goes out again.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from heedful.config import did_you_mean, kinds
+from heedful.families import Family, State, family, their_names
+from heedful.files import in_place, write_text
+from heedful.model.linear import FusedLinear
+from heedful.model.models import Model, ModelConfig, layout
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model, the name of its family, and what its config.json says beyond its shape."""
+
+    model: Model
+    family: str
+    details: dict[str, Any]
+
+
+def load(folder: str | Path, *, dtype: torch.dtype | None = torch.float32) -> Opened:
+    """Open a folder. `dtype` None keeps the file's own. Tensors are read one by one: memory holds the model once."""
+    folder = Path(folder)
+    theirs = _read_json(folder / "config.json")
+    name, known = _family_of(theirs, folder)
+    tensors = _Tensors(folder, known)
+    try:
+        config = known.read_config(theirs, tensors.names)
+    except KeyError as error:
+        raise ValueError(f"{folder / 'config.json'} has no {error}, which a {name} model needs") from None
+    model = layout(config)
+    names = known.names(config)
+    weights = {
+        ours: _to_ours(ours, [tensors.read(theirs) for theirs in their_names(ours, names)], parameter.shape, known)
+        for ours, parameter in model.named_parameters()
+    }
+    tensors.check_that_all_are_used()
+    model.load_state_dict(weights, assign=True)
+    beyond = set(theirs) - {"model_type"} - set(known.write_config(config))
+    return Opened(
+        model=model.to(dtype) if dtype else model, family=name, details={key: theirs[key] for key in sorted(beyond)}
+    )
+
+
+def save(model: Model, folder: str | Path, family_name: str, *, details: dict[str, Any] | None = None) -> None:
+    """Write a folder that transformers opens."""
+    known = family(family_name)
+    config: ModelConfig = model.config
+    weights = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
+    if known.convert is not None:
+        config, weights = known.convert(config, weights)
+    names = known.names(config)
+    parts = {name: module.parts for name, module in model.named_modules() if isinstance(module, FusedLinear)}
+    tensors: State = {}
+    for ours, tensor in weights.items():
+        theirs = their_names(ours, names)
+        sizes = parts[ours.rpartition(".")[0]] if len(theirs) > 1 else (len(tensor),)
+        for name, piece in zip(theirs, tensor.split(sizes), strict=True):
+            tensors[name] = _to_theirs(ours, name, piece, known)
+    keys = {"model_type": known.model_type, **known.write_config(config)}
+    _check_that_it_holds_all(config, keys, set(tensors), family_name)
+    keys["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with in_place(folder / WEIGHTS) as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+    text = json.dumps({**(details or {}), **keys}, indent=2, sort_keys=True, ensure_ascii=False)
+    write_text(folder / "config.json", text + "\n")
+
+
+class _Tensors:
+    """The tensors of a folder by name, whichever file they are in, read when asked for."""
+
+    def __init__(self, folder: Path, known: Family) -> None:
+        self.folder = folder
+        self.family = known
+        self.files = {self._name(name): (name, file) for name, file in _tensor_files(folder).items()}
+        self.names = set(self.files)
+        self.used: set[str] = set()
+
+    def read(self, name: str) -> Tensor | None:
+        """None for a tensor that may be missing because it is zero then."""
+        if name not in self.files:
+            if name in self.family.rows:
+                return None
+            raise ValueError(f"{self.folder} has no tensor {name}, which config.json asks for")
+        self.used.add(name)
+        stored, file = self.files[name]
+        with safe_open(file, framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(stored)
+        return tensor
+
+    def check_that_all_are_used(self) -> None:
+        """A tensor that nobody asked for is a mistake, unless it repeats a tied one or holds nothing learned."""
+        for name in sorted(self.names - self.used):
+            original = self.family.duplicates.get(name)
+            if original in self.used:
+                first, second = self.read(name), self.read(original)
+                if first is None or second is None or not torch.equal(first, second):
+                    raise ValueError(f"{self.folder}: {name} differs from {original}, but config.json ties them")
+            elif not any(re.fullmatch(pattern, name) for pattern in self.family.ignored):
+                raise ValueError(f"{self.folder} holds {name}, for which the model of config.json has no place")
+
+    def _name(self, stored: str) -> str:
+        """The name as it is written today: old files say gamma and beta, and some leave out the leading module."""
+        name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", stored)
+        name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
+        return self.family.prefix + name if name.startswith(self.family.bare) else name
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    if (folder / INDEX).exists():
+        shards = _read_json(folder / INDEX).get("weight_map", {})
+        return {name: folder / Path(file).name for name, file in shards.items()}
+    path = folder / WEIGHTS
+    if not path.exists():
+        if (folder / "pytorch_model.bin").exists():
+            raise ValueError(f"{folder} has only pytorch_model.bin, a pickle, which may run code; convert it to safetensors")
+        raise ValueError(f"{folder} has no {WEIGHTS}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict.fromkeys(file.keys(), path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def _to_ours(ours: str, pieces: list[Tensor | None], shape: torch.Size, known: Family) -> Tensor:
+    found = [piece for piece in pieces if piece is not None]
+    if not found:
+        return torch.zeros(shape)
+    tensor = torch.cat(found) if len(found) > 1 else found[0]
+    tensor = tensor.T if _is_transposed(ours, tensor, known) else tensor
+    if tensor.numel() != shape.numel():
+        raise ValueError(f"{ours} should have the shape {tuple(shape)}, but the file holds {tuple(tensor.shape)}")
+    return tensor.reshape(shape).contiguous()
+
+
+def _to_theirs(ours: str, name: str, tensor: Tensor, known: Family) -> Tensor:
+    if name in known.rows:
+        tensor = tensor[None]
+    # A copy, always: a piece of a fused matrix must not drag the whole into the file.
+    return (tensor.T if _is_transposed(ours, tensor, known) else tensor).clone(memory_format=torch.contiguous_format)
+
+
+def _is_transposed(ours: str, tensor: Tensor, known: Family) -> bool:
+    return known.transposed and ".layers." in ours and tensor.ndim == 2
+
+
+def _check_that_it_holds_all(config: ModelConfig, keys: dict[str, Any], names: set[str], name: str) -> None:
+    """What is written must mean this very model; dropout aside, which is no part of the function."""
+    again = _without_dropout(family(name).read_config(keys, names).model_dump())
+    lost = [key for key, value in _without_dropout(config.model_dump()).items() if again.get(key, value) != value]
+    if lost:
+        raise ValueError(f"a Hugging Face {name} cannot hold this model: it would lose {', '.join(lost)}")
+
+
+def _without_dropout(data: Any, path: str = "") -> dict[str, Any]:
+    """Nested keys as one flat dictionary, less those of dropout."""
+    if isinstance(data, list):
+        data = {str(index): value for index, value in enumerate(data)}
+    if not isinstance(data, dict):
+        return {path: data}
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if key != "dropout":
+            flat |= _without_dropout(value, f"{path}.{key}" if path else key)
+    return flat
+
+
+def _family_of(theirs: dict[str, Any], folder: Path) -> tuple[str, Family]:
+    name = theirs.get("model_type", "")
+    if name not in kinds("families") or family(name).model_type != name:
+        known = [kind for kind in kinds("families") if family(kind).model_type == kind]
+        raise ValueError(f"{folder}: model_type {name!r} is not one we have{did_you_mean(name, known)}")
+    return name, family(name)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} holds no keys")
+    return data

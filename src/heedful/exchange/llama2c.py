@@ -1,0 +1,82 @@
+"""The weights of llama2.c (its first export format): seven integers, then float32 tensors in a fixed order."""
+
+import struct
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heedful.families.llama import llama
+from heedful.model.decoder_only import DecoderOnly, DecoderOnlyConfig
+
+
+def load(path: str | Path) -> DecoderOnly:
+    """The model in a .bin file, with `rotary` positions in our order of rows."""
+    data = Path(path).read_bytes()
+    if len(data) < 28:
+        raise ValueError(f"{path} is too short for a llama2.c model")
+    width, hidden, layers, heads, kv_heads, vocab, length = struct.unpack("<7i", data[:28])
+    if min(width, hidden, layers, heads, kv_heads, length) < 1:
+        raise ValueError(f"{path} is not a llama2.c model of the first format: its sizes are not positive")
+    config = llama(
+        width=width,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        vocab=abs(vocab),
+        tie=vocab > 0,
+    )
+    numbers = torch.from_numpy(np.frombuffer(data, dtype="<f4", offset=28).copy())
+    with torch.device("meta"):
+        model = config.build()
+    model.load_state_dict(dict(_weights(numbers, config, length, path)), assign=True)
+    return model
+
+
+def _weights(numbers: Tensor, config: DecoderOnlyConfig, length: int, path: str | Path) -> Iterator[tuple[str, Tensor]]:
+    width, layers, hidden = config.width, config.decoder.layers, config.decoder.feedforward.hidden
+    queries, keys, values = config.decoder.attention.parts(width)
+    head = config.decoder.attention.head_width_in(width)
+    shapes = {
+        "embedding": (config.vocab, width),
+        "attention_norm": (layers, width),
+        "query": (layers, queries, width),
+        "key": (layers, keys, width),
+        "value": (layers, values, width),
+        "output": (layers, width, queries),
+        "feedforward_norm": (layers, width),
+        "gate": (layers, hidden, width),
+        "down": (layers, width, hidden),
+        "up": (layers, hidden, width),
+        "norm": (width,),
+        "unused_cos_and_sin": (length, head),
+    }
+    if config.tie == "none":
+        shapes["head"] = (config.vocab, width)
+    ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes.values())])
+    if len(numbers) != ends[-1]:
+        raise ValueError(f"{path} holds {len(numbers):,} numbers where its sizes ask for {ends[-1]:,}")
+    pieces = zip(shapes.items(), pairwise(ends), strict=True)
+    found = {name: numbers[start:end].reshape(shape) for (name, shape), (start, end) in pieces}
+    yield "embedding.weight", found["embedding"]
+    for layer in range(layers):
+        name = f"decoder.layers.{layer}"
+        query, key = (_pairs_to_halves(found[part][layer], head) for part in ("query", "key"))
+        yield f"{name}.attention.query_key_value.weight", torch.cat([query, key, found["value"][layer]])
+        yield f"{name}.attention.output.weight", found["output"][layer]
+        yield f"{name}.attention_residual.norm.weight", found["attention_norm"][layer]
+        yield f"{name}.feedforward.input.weight", torch.cat([found["gate"][layer], found["up"][layer]])
+        yield f"{name}.feedforward.output.weight", found["down"][layer]
+        yield f"{name}.feedforward_residual.norm.weight", found["feedforward_norm"][layer]
+    yield "decoder.norm.weight", found["norm"]
+    if "head" in found:
+        yield "head.weight", found["head"]
+
+
+def _pairs_to_halves(weight: Tensor, head: int) -> Tensor:
+    """They rotate (x_2i, x_2i+1), we rotate (x_i, x_{i + head/2}): the same once the rows are in that order."""
+    return weight.unflatten(0, (-1, head // 2, 2)).transpose(1, 2).flatten(0, 2)

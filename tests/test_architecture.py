@@ -1,0 +1,112 @@
+"""The import direction of the design: parts import upwards only, and nothing imports in a circle."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "src" / "heedful"
+
+# From the ground up; what stands on one line does not know its neighbours. A part may know every line above it.
+LEVELS = [
+    {"config", "files"},
+    {"text", "model", "evaluation", "objectives"},
+    {"data", "families", "adapters", "decoding"},
+    {"checkpoint", "exchange"},
+    {"tasks"},
+    {"training"},
+    {"serving", "inspection"},
+    {"commands"},
+]
+# Narrower than their line allows.
+ONLY = {
+    "text": {"config", "files"},
+    "model": {"config"},
+    "data": {"config", "files", "text"},
+    "families": {"config", "model"},
+    "adapters": {"config", "model"},
+    "decoding": {"config", "model"},
+}
+LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
+
+
+def modules() -> dict[str, Path]:
+    names = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = ("heedful", *path.relative_to(PACKAGE).with_suffix("").parts)
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+def imports(path: Path, known: set[str], *, lazy: bool) -> set[str]:
+    """The heedful modules a file imports; those inside functions and under TYPE_CHECKING only if `lazy`."""
+    found = set()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree) if lazy else tree.body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {
+                full if (full := f"{node.module}.{alias.name}") in known else node.module for alias in node.names
+            }
+    return {name for name in found if name == "heedful" or name.startswith("heedful.")}
+
+
+def part_of(module: str) -> str:
+    pieces = module.split(".")
+    return pieces[1] if len(pieces) > 1 else ""
+
+
+def test_every_part_has_its_place_in_the_design():
+    parts = {part_of(name) for name in modules()} - {""}
+    assert parts <= set(LEVEL), f"not in the design: {parts - set(LEVEL)}"
+
+
+def test_parts_import_upwards_only():
+    known = modules()
+    wrong = []
+    for name, path in known.items():
+        part = part_of(name)
+        for other in imports(path, set(known), lazy=True):
+            there = part_of(other)
+            if not part or not there or there == part:
+                continue
+            if LEVEL[there] >= LEVEL[part] or there not in ONLY.get(part, LEVEL):
+                wrong.append(f"{name} imports {other}")
+    assert not wrong, wrong
+
+
+def test_no_import_cycles():
+    known = modules()
+    graph = {name: imports(path, set(known), lazy=False) & set(known) - {name} for name, path in known.items()}
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join((*trail[trail.index(name) :], name))
+        if name not in done:
+            for other in graph[name]:
+                visit(other, (*trail, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_text_never_imports_torch():
+    for name, path in modules().items():
+        if part_of(name) == "text":
+            assert "import torch" not in path.read_text(encoding="utf-8"), name
+
+
+def test_init_files_re_export_nothing():
+    """An `__init__` may import what its contract needs, but no module of its own folder: that way lie cycles."""
+    known = modules()
+    for name, path in known.items():
+        if path.name == "__init__.py" and name != "heedful":
+            inside = {other for other in imports(path, set(known), lazy=False) if other.startswith(name + ".")}
+            assert not inside, f"{name} imports its own {inside}"
+
+
+def test_nothing_unpickles():
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for word in ("import pickle", "torch.load(", "yaml.load(", "joblib"):
+            assert word not in text, f"{path.name} uses {word}"
