@@ -44,9 +44,7 @@ def imports(path: Path, known: set[str], *, lazy: bool) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {
-                full if (full := f"{node.module}.{alias.name}") in known else node.module for alias in node.names
-            }
+            found |= {full if (full := f"{node.module}.{alias.name}") in known else node.module for alias in node.names}
     return {name for name in found if name == "heedful" or name.startswith("heedful.")}
 
 

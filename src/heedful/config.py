@@ -48,8 +48,8 @@ class Config(BaseModel):
 class PartConfig(Config):
     """The config of a part that lives in a folder of interchangeable parts.
 
-    The folder's `__init__.py` derives the contract from this class and names itself in `folder`; each file of the folder
-    derives one final config from that contract.
+    The folder's `__init__.py` derives the contract from this class and names itself in `folder`; each file of the
+    folder derives one final config from that contract.
     """
 
     folder: ClassVar[str]

@@ -32,7 +32,15 @@ TWO_STACKS = {
     "eos_token_id": 1,
     "forced_eos_token_id": None,
 }
-T5 = {"vocab_size": VOCAB, "d_model": 30, "d_kv": 7, "d_ff": 17, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 5}
+T5 = {
+    "vocab_size": VOCAB,
+    "d_model": 30,
+    "d_kv": 7,
+    "d_ff": 17,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 5,
+}
 ONE_STACK = {
     "vocab_size": VOCAB,
     "hidden_size": 30,
@@ -206,7 +214,9 @@ def test_pretrained_encoders(name, tmp_path):
     same_files(opened, tmp_path / "theirs", tmp_path / "ours")
 
 
-@pytest.mark.parametrize(("config", "model", "head", "output"), ENCODERS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("config", "model", "head", "output"), ENCODERS, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_heads_of_encoders(config, model, head, output, tmp_path):
     sizes = {**ONE_STACK, "embedding_size": 11} if config is hf.AlbertConfig else ONE_STACK
     labels = 2 if head == "answer_span" else 4
@@ -251,7 +261,7 @@ def test_shards_are_read(name, tmp_path):
 
 def test_an_output_matrix_of_its_own_survives(tmp_path):
     """T5 v1.1 as published: the file holds lm_head.weight, and it is not the table of embeddings."""
-    theirs, opened = make(SEQ2SEQ["t5-v1.1"], tmp_path / "tied")
+    _, opened = make(SEQ2SEQ["t5-v1.1"], tmp_path / "tied")
     model = create(opened.model.config.model_copy(update={"tie": "inputs"})).eval()
     save(model, tmp_path / "own", "t5", details=opened.details)
     assert "lm_head.weight" in load_file(tmp_path / "own" / "model.safetensors")

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def params(
-    preset: Annotated[str | None, typer.Argument(help="A preset, such as vaswani-base. Without one, they are listed.")] = None,
+    preset: Annotated[
+        str | None, typer.Argument(help="A preset, such as vaswani-base. Without one, they are listed.")
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Keys to change, such as vocab=8000 encoder.layers=3."),

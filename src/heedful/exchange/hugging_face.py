@@ -67,16 +67,15 @@ def save(model: Model, folder: str | Path, family_name: str, *, details: dict[st
     weights = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
     if known.convert is not None:
         config, weights = known.convert(config, weights)
-    names = known.names(config)
+    names = {ours: their_names(ours, known.names(config)) for ours in weights}
+    keys = {"model_type": known.model_type, **known.write_config(config)}
+    _check_that_it_holds_all(config, keys, names, family_name)
     parts = {name: module.parts for name, module in model.named_modules() if isinstance(module, FusedLinear)}
     tensors: State = {}
     for ours, tensor in weights.items():
-        theirs = their_names(ours, names)
-        sizes = parts[ours.rpartition(".")[0]] if len(theirs) > 1 else (len(tensor),)
-        for name, piece in zip(theirs, tensor.split(sizes), strict=True):
+        sizes = parts[ours.rpartition(".")[0]] if len(names[ours]) > 1 else (len(tensor),)
+        for name, piece in zip(names[ours], tensor.split(sizes), strict=True):
             tensors[name] = _to_theirs(ours, name, piece, known)
-    keys = {"model_type": known.model_type, **known.write_config(config)}
-    _check_that_it_holds_all(config, keys, set(tensors), family_name)
     keys["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +132,9 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     path = folder / WEIGHTS
     if not path.exists():
         if (folder / "pytorch_model.bin").exists():
-            raise ValueError(f"{folder} has only pytorch_model.bin, a pickle, which may run code; convert it to safetensors")
+            raise ValueError(
+                f"{folder} has only pytorch_model.bin, a pickle, which may run code; convert it to safetensors"
+            )
         raise ValueError(f"{folder} has no {WEIGHTS}")
     try:
         with safe_open(path, framework="pt") as file:
@@ -164,10 +165,14 @@ def _is_transposed(ours: str, tensor: Tensor, known: Family) -> bool:
     return known.transposed and ".layers." in ours and tensor.ndim == 2
 
 
-def _check_that_it_holds_all(config: ModelConfig, keys: dict[str, Any], names: set[str], name: str) -> None:
+def _check_that_it_holds_all(
+    config: ModelConfig, keys: dict[str, Any], names: dict[str, tuple[str, ...]], name: str
+) -> None:
     """What is written must mean this very model; dropout aside, which is no part of the function."""
-    again = _without_dropout(family(name).read_config(keys, names).model_dump())
+    written = {their for theirs in names.values() for their in theirs}
+    again = _without_dropout(family(name).read_config(keys, written).model_dump())
     lost = [key for key, value in _without_dropout(config.model_dump()).items() if again.get(key, value) != value]
+    lost += [ours for ours, theirs in names.items() if not theirs and not lost]
     if lost:
         raise ValueError(f"a Hugging Face {name} cannot hold this model: it would lose {', '.join(lost)}")
 

@@ -71,16 +71,15 @@ def preset(name: str) -> ModelConfig:
 
 
 def their_names(ours: str, names: Names) -> tuple[str, ...]:
-    """What they call one of our parameters; more than one name where ours is theirs side by side."""
+    """What they call one of our parameters: more than one name where ours is theirs side by side, none where they have
+    no place for it."""
     layers = re.findall(r"\.layers\.(\d+)\.", ours)
     template = re.sub(r"\.layers\.\d+\.", ".layers.{}.", ours)
     if template in names:
         found, leaf = names[template], ""
     else:
         module, _, leaf = template.rpartition(".")
-        if module not in names:
-            raise ValueError(f"this family has no name for {ours}")
-        found, leaf = names[module], "." + leaf
+        found, leaf = names.get(module, ()), "." + leaf
     theirs = (found,) if isinstance(found, str) else found
     return tuple(name.format(*layers) + leaf for name in theirs)
 

@@ -56,7 +56,7 @@ def read_heads(theirs: dict[str, Any], *, pooled: bool) -> list[HeadConfig]:
     classes = len(theirs.get("id2label") or "01")
     activation = activation_from(theirs.get("hidden_act", "gelu"))
     made: dict[str, HeadConfig] = {
-        "masked_lm": MaskedLmConfig(activation=activation),  # type: ignore[arg-type]
+        "masked_lm": MaskedLmConfig(activation=activation),
         "next_sentence": SequenceConfig(kind="next_sentence", dropout=0.0),
         "sequence_classification": SequenceConfig(classes=classes, dropout=dropout),
         "token_classification": TokenConfig(classes=classes, dropout=dropout),
@@ -79,7 +79,7 @@ def read_encoder(theirs: dict[str, Any], heads: list[HeadConfig], *, offset: int
             ),
             feedforward=FeedForwardConfig(
                 hidden=theirs["intermediate_size"],
-                activation=activation_from(theirs.get("hidden_act", "gelu")),  # type: ignore[arg-type]
+                activation=activation_from(theirs.get("hidden_act", "gelu")),
             ),
             norm=NormConfig(eps=theirs.get("layer_norm_eps", 1e-12)),
             position=LearnedConfig(length=theirs["max_position_embeddings"] - offset, offset=offset),

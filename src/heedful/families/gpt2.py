@@ -35,7 +35,7 @@ def read_config(theirs: dict[str, Any], names: set[str]) -> DecoderOnlyConfig:
             attention=MultiHeadConfig(heads=theirs["n_head"], dropout=theirs.get("attn_pdrop", 0.1)),
             feedforward=FeedForwardConfig(
                 hidden=theirs.get("n_inner") or 4 * width,
-                activation=activation_from(theirs.get("activation_function", "gelu_new")),  # type: ignore[arg-type]
+                activation=activation_from(theirs.get("activation_function", "gelu_new")),
             ),
             norm=NormConfig(eps=theirs.get("layer_norm_epsilon", 1e-5)),
             placement="pre",

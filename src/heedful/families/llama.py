@@ -66,7 +66,7 @@ def read_config(theirs: dict[str, Any], names: set[str]) -> DecoderOnlyConfig:
             ),
             feedforward=FeedForwardConfig(
                 hidden=theirs["intermediate_size"],
-                activation=activation_from(theirs.get("hidden_act", "silu"), gated=True),  # type: ignore[arg-type]
+                activation=activation_from(theirs.get("hidden_act", "silu"), gated=True),
                 bias=theirs.get("mlp_bias", False),
             ),
             norm=NormConfig(kind="rms", eps=theirs.get("rms_norm_eps", 1e-6)),
@@ -164,12 +164,8 @@ FAMILY = Family(
             scaling=ScalingConfig(factor=32.0),
             tie=True,
         ),
-        "smollm2-135m": llama(
-            width=576, hidden=1536, layers=30, heads=9, kv_heads=3, vocab=49152, base=1e5, tie=True
-        ),
-        "smollm2-360m": llama(
-            width=960, hidden=2560, layers=32, heads=15, kv_heads=5, vocab=49152, base=1e5, tie=True
-        ),
+        "smollm2-135m": llama(width=576, hidden=1536, layers=30, heads=9, kv_heads=3, vocab=49152, base=1e5, tie=True),
+        "smollm2-360m": llama(width=960, hidden=2560, layers=32, heads=15, kv_heads=5, vocab=49152, base=1e5, tie=True),
         "smollm2-1.7b": llama(width=2048, hidden=8192, layers=24, heads=32, vocab=49152, base=130000.0, tie=True),
     },
     model_type="llama",

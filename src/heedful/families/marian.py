@@ -21,7 +21,7 @@ def read_config(theirs: dict[str, Any], names: set[str]) -> EncoderDecoderConfig
         vocab=theirs["vocab_size"] if shared else theirs.get("decoder_vocab_size") or theirs["vocab_size"],
         source_vocab=None if shared else theirs["vocab_size"],
         width=theirs["d_model"],
-        tie=ties[bool(shared), bool(tied_output)],  # type: ignore[arg-type]
+        tie=ties[bool(shared), bool(tied_output)],
         embedding=EmbeddingConfig(scale=theirs.get("scale_embedding", False)),
         encoder=read_stack(theirs, "encoder", SinusoidalConfig(layout="halves")),
         decoder=read_stack(theirs, "decoder", SinusoidalConfig(layout="halves")),
@@ -39,7 +39,7 @@ def read_stack(
         ),
         feedforward=FeedForwardConfig(
             hidden=theirs[f"{side}_ffn_dim"],
-            activation=activation_from(theirs.get("activation_function", "gelu")),  # type: ignore[arg-type]
+            activation=activation_from(theirs.get("activation_function", "gelu")),
             dropout=theirs.get("activation_dropout", 0.0),
         ),
         position=position,

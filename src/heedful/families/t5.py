@@ -67,7 +67,7 @@ def _stack(theirs: dict[str, Any], layers: int) -> StackConfig:
         ),
         feedforward=FeedForwardConfig(
             hidden=theirs["d_ff"],
-            activation=activation_from(activation, gated=bool(gate)),  # type: ignore[arg-type]
+            activation=activation_from(activation, gated=bool(gate)),
             bias=False,
             dropout=dropout,
         ),

@@ -69,9 +69,7 @@ class DecoderOnly(nn.Module):
         cache: Cache | None = None,
     ) -> Tensor:
         """Token ids (rows query) -> logits (rows query vocab) for the token after each. Facts as in `Stack.forward`."""
-        states = self.decode(
-            tokens, valid=valid, segments=segments, prefix=prefix, positions=positions, cache=cache
-        )
+        states = self.decode(tokens, valid=valid, segments=segments, prefix=prefix, positions=positions, cache=cache)
         return self.logits(states)
 
     def decode(

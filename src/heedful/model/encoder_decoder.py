@@ -60,12 +60,11 @@ class EncoderDecoderConfig(Config):
 
     def parameters(self) -> dict[str, int]:
         """By component, from closed formulas."""
-        sizes = {"width": self.width, "input_width": self.input_width}
         counts = {"embedding": self.embedding.parameters(self.source_vocab or self.vocab, self.width)}
         if not self.ties_inputs:
             counts["target_embedding"] = self.embedding.parameters(self.vocab, self.width)
-        encoder = self.encoder.parameters(**sizes)
-        decoder = self.decoder.parameters(**sizes, cross=True)
+        encoder = self.encoder.parameters(width=self.width, input_width=self.input_width)
+        decoder = self.decoder.parameters(width=self.width, input_width=self.input_width, cross=True)
         counts |= {f"encoder.{part}": count for part, count in encoder.items()}
         counts |= {f"decoder.{part}": count for part, count in decoder.items()}
         counts["head"] = self.head.parameters(
@@ -80,11 +79,11 @@ class EncoderDecoder(nn.Module):
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
         self.config = config
-        sizes = {"width": config.width, "input_width": config.input_width}
         self.embedding = config.embedding.build(config.source_vocab or config.vocab, config.width)
         self.target_embedding = None if config.ties_inputs else config.embedding.build(config.vocab, config.width)
-        self.encoder = config.encoder.build(**sizes, causal=False)
-        self.decoder = config.decoder.build(**sizes, causal=True, cross=True)
+        width, input_width = config.width, config.input_width
+        self.encoder = config.encoder.build(width=width, input_width=input_width, causal=False)
+        self.decoder = config.decoder.build(width=width, input_width=input_width, causal=True, cross=True)
         self.head = config.head.build(
             width=config.width, table_width=config.input_width, vocab=config.vocab, tied=config.ties_output
         )

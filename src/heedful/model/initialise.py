@@ -28,7 +28,7 @@ def initialise(model: nn.Module, scheme: Scheme) -> None:
 
 
 def _xavier(model: nn.Module) -> None:
-    """U(-a, a), a = sqrt(6 / (in + out)), each of query, key, value and gate taken by itself.      Glorot and Bengio 2010
+    """U(-a, a), a = sqrt(6 / (in + out)), query, key, value and gate each by itself.      Glorot and Bengio 2010
 
     Tables: N(0, 1/width), so that an embedding times sqrt(width) has unit variance, as in the paper's own code.
     """

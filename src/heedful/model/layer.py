@@ -41,6 +41,7 @@ class Layer(nn.Module):
         cache: LayerCache | None = None,
     ) -> Tensor:
         x = self.attention_residual(x, lambda x: self.attention(x, mask=mask, where=where, cache=cache))
-        if self.cross_residual is not None:
-            x = self.cross_residual(x, lambda x: self.cross(x, memory=memory, mask=memory_mask))
+        cross = self.cross
+        if cross is not None and self.cross_residual is not None:
+            x = self.cross_residual(x, lambda x: cross(x, memory=memory, mask=memory_mask))
         return self.feedforward_residual(x, lambda x: self.feedforward(x, mask=mask))

@@ -1,7 +1,7 @@
 """The three model classes as one: their configs, and how to make a model of one.
 
-    model = create(config)                    # first weights as in the paper
-    model = create(config, scheme="gpt2")
+model = create(config)                    # first weights as in the paper
+model = create(config, scheme="gpt2")
 """
 
 from typing import Annotated

@@ -16,9 +16,9 @@ KeyValue = tuple[Tensor, Tensor]  # batch kv_heads source head
 
 
 class MultiHeadConfig(Config):
-    """`kv_heads` below `heads` shares keys and values: 1 is multi-query (Shazeer 2019), between is grouped-query (Ainslie
-    et al. 2023). `window` lets a token see only those fewer than that many places away. `scaled` off is T5's: the
-    factor 1/sqrt(head_width) is left out.
+    """`kv_heads` below `heads` shares keys and values: 1 is multi-query (Shazeer 2019), between is grouped-query
+    (Ainslie et al. 2023). `window` lets a token see only those fewer than that many places away. `scaled` off is T5's:
+    the factor 1/sqrt(head_width) is left out.
     """
 
     heads: Size = 8
@@ -47,7 +47,9 @@ class MultiHeadConfig(Config):
     def head_width_in(self, width: int) -> int:
         """The width of one head in a model of this width."""
         if self.head_width is None and width % self.heads:
-            raise ValueError(f"width {width} does not split into {self.heads} heads; choose heads from {divisors(width)}")
+            raise ValueError(
+                f"width {width} does not split into {self.heads} heads; choose heads from {divisors(width)}"
+            )
         return self.head_width or width // self.heads
 
     def parts(self, width: int) -> tuple[int, int, int]:

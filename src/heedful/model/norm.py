@@ -11,8 +11,8 @@ from heedful.config import Config
 class NormConfig(Config):
     """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019):
 
-        layer   (x - mean) / sqrt(var + eps) * weight + bias
-        rms     x / sqrt(mean(x^2) + eps) * weight
+    layer   (x - mean) / sqrt(var + eps) * weight + bias
+    rms     x / sqrt(mean(x^2) + eps) * weight
     """
 
     kind: Literal["layer", "rms"] = "layer"

@@ -11,8 +11,8 @@ Placement = Literal["post", "pre"]
 class Residual(nn.Module):
     """The residual connection, its norm and its dropout.
 
-        post    norm(x + dropout(f(x)))         Vaswani et al. 2017, section 5.4
-        pre     x + dropout(f(norm(x)))         Xiong et al. 2020; the stack then ends with one more norm
+    post    norm(x + dropout(f(x)))         Vaswani et al. 2017, section 5.4
+    pre     x + dropout(f(norm(x)))         Xiong et al. 2020; the stack then ends with one more norm
     """
 
     def __init__(self, norm: nn.Module, *, placement: Placement, dropout: float) -> None:

@@ -1,6 +1,7 @@
 """A stack of layers, from embedded tokens to their final states: an encoder or a decoder."""
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from pydantic import Field, SerializeAsAny
@@ -45,7 +46,9 @@ class StackConfig(Config):
             elif self.cross is not None:
                 raise ValueError("cross attention needs an encoder to look at; leave cross out of this model")
             if cross and self.cross_attention.window is not None:
-                raise ValueError("cross attention cannot have a window: source and target places are not aligned; drop it")
+                raise ValueError(
+                    "cross attention cannot have a window: source and target places are not aligned; drop it"
+                )
             if causal and self.feedforward.kernel > 1:
                 raise ValueError(
                     f"feedforward kernel {self.feedforward.kernel} would see the next token; "
@@ -142,8 +145,8 @@ class Stack(nn.Module):
         x = self.dropout(self.embedding_norm(self.position.embed(x, positions)))
         x = self.lift(x)
         where = self._where(positions, mask, cache)
-        for index in range(self.depth):
-            x = self.layers[index % len(self.layers)](
+        for index, layer in enumerate(self.each_layer()):
+            x = layer(
                 x,
                 mask=mask,
                 where=where,
@@ -156,12 +159,16 @@ class Stack(nn.Module):
 
     def read(self, states: Tensor, valid: Tensor | None = None) -> Memory:
         """The memory of a source, from the encoder's output: computed once, used at every step and by every beam."""
-        layers = [self.layers[index % len(self.layers)].cross.read(states) for index in range(self.depth)]
+        layers = [layer.cross.read(states) for layer in self.each_layer() if layer.cross is not None]
         return Memory(states=states, layers=layers, mask=Mask(key_valid=valid))
 
     def new_cache(self, length: int) -> Cache:
         """An empty cache with room for this many tokens; it grows if more come."""
-        return Cache([self.layers[i % len(self.layers)].attention.mix.new_cache(length) for i in range(self.depth)])
+        return Cache([layer.attention.mix.new_cache(length) for layer in self.each_layer()])
+
+    def each_layer(self) -> list[Layer]:
+        """The layers in the order in which they act; with shared weights it is the same one again and again."""
+        return [cast(Layer, self.layers[index % len(self.layers)]) for index in range(self.depth)]
 
     def _next_positions(self, x: Tensor, segments: Tensor | None, cache: Cache | None) -> Tensor:
         if segments is not None:

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, written as its formula. Slow and plain: what every other variant is measured against."""
+"""Scaled dot-product attention, written as its formula. Slow and plain: what the others are measured against."""
 
 import torch
 from torch import Tensor, nn

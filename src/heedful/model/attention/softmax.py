@@ -1,4 +1,4 @@
-"""Scaled dot-product attention through torch's fused kernels: the default. Multi-head, grouped-query and multi-query."""
+"""Scaled dot-product attention by torch's fused kernels: multi-head, grouped-query, multi-query. The default."""
 
 import torch.nn.functional as F
 from torch import Tensor

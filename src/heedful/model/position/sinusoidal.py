@@ -26,7 +26,7 @@ class SinusoidalConfig(PositionConfig):
 class Sinusoidal(Position):
     """Computed, not stored: any length, no parameters.      Vaswani et al. 2017, section 3.5
 
-        PE(pos, 2i) = sin(pos / base^(2i / width)),     PE(pos, 2i + 1) = cos(pos / base^(2i / width))
+    PE(pos, 2i) = sin(pos / base^(2i / width)),     PE(pos, 2i + 1) = cos(pos / base^(2i / width))
     """
 
     def __init__(self, config: SinusoidalConfig) -> None:
