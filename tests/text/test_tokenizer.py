@@ -1,0 +1,131 @@
+"""Tokenizers lose nothing, hold everything in one file, and agree with a plain reference."""
+
+import random
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heedful.text.bpe import MergingBpe
+from heedful.text.tokenizer import SPECIALS, UNK, Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
+
+TEXTS = [
+    "The animal did not cross the street because it was too tired.",
+    "Das Tier überquerte die Straße nicht, weil es zu müde war.",
+    "那只动物没有过马路，因为它太累了。",
+    "2017: 65 million parameters, 37,000 tokens  -- twice\tspaced.",
+] * 30
+LOSSLESS = ["bpe", "byte_bpe", "unigram", "character"]
+
+
+@pytest.fixture(scope="module", params=LOSSLESS)
+def tokenizer(request):
+    return train_tokenizer(TEXTS, TokenizerConfig(kind=request.param), vocab=500)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text() | st.sampled_from(TEXTS))
+def test_what_goes_in_comes_out(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode([text])) == [text]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "  leading and trailing  ",
+        "</s> is text, so are <pad>, <unk> and <0x41>",
+        "👩‍👩‍👧‍👦 🇩🇪 ❤️",
+        "e\u0301 ä a\u0308 ﬁ ①",
+        "中文　全角空格",
+        "\u200bzero\ufeffwidth\u00a0\u2028lines\r\n",
+        "▁ is a character",
+        "\x00\x07\x7f",
+        "ʻōlelo Tiếng Việt हिन्दी العربية",
+    ],
+)
+def test_odd_text_survives(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode([text])) == [text]
+
+
+def test_text_that_looks_special_gives_no_special_token(tokenizer):
+    for word in SPECIALS:
+        assert min(tokenizer.encode([word])[0]) >= len(SPECIALS)
+
+
+def test_the_file_holds_everything(tokenizer, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(path)
+    again = Tokenizer.load(path)
+    assert again.encode(TEXTS) == tokenizer.encode(TEXTS)
+    assert again.digest() == tokenizer.digest()
+    assert again.decode(again.encode(["</s>"])) == ["</s>"]
+
+
+def test_training_is_reproducible(tokenizer, request):
+    kind = request.node.callspec.params["tokenizer"]
+    again = train_tokenizer(TEXTS, TokenizerConfig(kind=kind), vocab=500)
+    assert again.encode(TEXTS) == tokenizer.encode(TEXTS)
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.text())
+@pytest.mark.parametrize("form", ["NFC", "NFKC"])
+def test_normalisation_is_all_that_changes(form, text):
+    tokenizer = NORMALISED[form]
+    assert tokenizer.decode(tokenizer.encode([text])) == [unicodedata.normalize(form, text)]
+
+
+NORMALISED = {form: train_tokenizer(TEXTS, TokenizerConfig(normalise=form), vocab=400) for form in ("NFC", "NFKC")}
+
+
+def test_words_are_whole_and_unknown_ones_are_one_token():
+    tokenizer = train_tokenizer(TEXTS, TokenizerConfig(kind="word"), vocab=500)
+    assert tokenizer.decode(tokenizer.encode(["The street was too tired."])) == ["The street was too tired."]
+    assert tokenizer.encode([" zebra"]) == [[UNK]]
+
+
+def test_pieces_point_at_the_characters_they_stand_for(tokenizer):
+    text = TEXTS[1]
+    for _, start, end in tokenizer.pieces(text):
+        assert 0 <= start < end <= len(text)
+    assert [token for token, _, _ in tokenizer.pieces(text)] == tokenizer.encode([text])[0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text() | st.sampled_from(TEXTS))
+def test_the_fast_bpe_equals_the_plain_one(text):
+    assert PLAIN.encode(text) == PLAIN.tokenizer.encode([text])[0]
+
+
+PLAIN = MergingBpe(train_tokenizer(TEXTS, TokenizerConfig(), vocab=500))
+
+
+def test_bpe_dropout_cuts_differently_but_says_the_same():
+    text = TEXTS[0]
+    cuts = {tuple(PLAIN.encode(text, dropout=0.3, chance=random.Random(seed))) for seed in range(20)}
+    assert len(cuts) > 10
+    assert {PLAIN.tokenizer.decode([cut])[0] for cut in cuts} == {text}
+    same = [PLAIN.encode(text, dropout=0.3, chance=random.Random(5)) for _ in range(2)]
+    assert same[0] == same[1]
+
+
+def test_dropout_without_merges_is_refused():
+    with pytest.raises(ValueError, match="dropout leaves out merges of bpe, but kind is 'unigram'; set dropout to 0"):
+        TokenizerConfig(kind="unigram", dropout=0.1)
+
+
+def test_the_vocabulary_grows_with_the_corpus():
+    sizes = [vocab_for(words) for words in (100, 10**4, 10**5, 10**6, 10**7, 10**9)]
+    assert sizes == sorted(sizes) and sizes[0] == 512 and sizes[-1] == 32000
+    assert 2500 < vocab_for(500_000) < 3500
+
+
+def test_a_file_that_is_no_tokenizer(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no .*tokenizer\.json"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="is not a tokenizer"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
