@@ -15,6 +15,7 @@ LEVELS = [
     {"training"},
     {"serving", "inspection"},
     {"commands"},
+    {"__main__"},
 ]
 # Narrower than their line allows.
 ONLY = {

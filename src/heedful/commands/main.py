@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 
 from heedful import __version__
+from heedful.commands.data import data
 from heedful.commands.params import params
+from heedful.commands.train import train
 
 app = typer.Typer(
     name="heedful",
@@ -19,6 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(train)
+app.add_typer(data)
 app.command()(params)
 
 

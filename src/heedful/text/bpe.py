@@ -1,6 +1,7 @@
 """Byte-pair encoding in thirty lines: the reference for the fast one, and the way to leave merges out at random."""
 
 import random
+from itertools import pairwise
 
 from heedful.text.tokenizer import UNK, Tokenizer
 
@@ -18,16 +19,14 @@ class MergingBpe:
         self.rank = {pair: rank for rank, pair in enumerate(tokenizer.merges())}
 
     def encode(self, text: str, *, dropout: float = 0.0, chance: random.Random | None = None) -> list[int]:
-        return [
-            token for word in self.tokenizer.split_words(text) for token in self._word(word, dropout, chance)
-        ]
+        return [token for word in self.tokenizer.split_words(text) for token in self._word(word, dropout, chance)]
 
     def _word(self, word: str, dropout: float, chance: random.Random | None) -> list[int]:
         pieces = [piece for character in word for piece in self._known(character)]
         while True:
             found = [
                 (self.rank[pair], place)
-                for place, pair in enumerate(zip(pieces, pieces[1:], strict=False))
+                for place, pair in enumerate(pairwise(pieces))
                 if pair in self.rank and not (dropout and chance and chance.random() < dropout)
             ]
             if not found:

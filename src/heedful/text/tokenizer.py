@@ -67,9 +67,9 @@ class Tokenizer:
         """No special tokens are added: where a sentence starts and ends is the task's business."""
         return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
-    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+    def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
         """Special tokens are left out."""
-        kept = [[token for token in row if token >= len(SPECIALS)] for row in rows]
+        kept = [[int(token) for token in row if token >= len(SPECIALS)] for row in rows]
         return self._backend.decode_batch(kept, skip_special_tokens=False)
 
     def pieces(self, text: str) -> list[tuple[int, int, int]]:
@@ -134,7 +134,8 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, *, vocab: int
         backend.train_from_iterator(texts, trainer)
         return Tokenizer(backend)
     specials = [*SPECIALS, *BYTES]
-    options = {"vocab_size": max(vocab, len(specials) + 1), "special_tokens": specials, "show_progress": False}
+    options: dict[str, Any] = {"special_tokens": specials, "show_progress": False}
+    options["vocab_size"] = max(vocab, len(specials) + 1)
     if config.kind == "unigram":
         backend.model = models.Unigram()
         trainer = trainers.UnigramTrainer(unk_token="<unk>", **options)

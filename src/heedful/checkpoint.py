@@ -1,0 +1,155 @@
+"""A model is a folder; so is a checkpoint of its training. safetensors and JSON only, checked, put in place whole.
+
+model folder                               checkpoints/<step>/
+  config.yaml       the resolved recipe      model.safetensors
+  model.safetensors the weights              optimizer.safetensors
+  tokenizer.json    the text pipeline        state.json         step, place in the data, best score ...
+  README.md         the card                 checksums.json     written last
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from heedful.config import explain
+from heedful.files import in_place, sync_folder, write_text
+from heedful.model.models import AnyModelConfig, Model, ModelConfig, layout
+
+Tensors = dict[str, Tensor]
+CHECKSUMS = "checksums.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    step: int
+    folder: Path
+    state: dict[str, Any]
+
+    def tensors(self, name: str) -> Tensors:
+        return load_file(self.folder / f"{name}.safetensors")
+
+
+def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensors], state: dict[str, Any]) -> None:
+    """Write checkpoints/<step>. Until the very last step it has another name, so a half-written one is never taken."""
+    folder.mkdir(parents=True, exist_ok=True)
+    place, temporary = folder / str(step), folder / f".{step}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        for name, group in tensors.items():
+            with in_place(temporary / f"{name}.safetensors") as path:
+                save_file(group, path)
+        write_text(temporary / "state.json", json.dumps(state, indent=2))
+        sums = {path.name: _checksum(path) for path in sorted(temporary.iterdir())}
+        write_text(temporary / CHECKSUMS, json.dumps(sums, indent=2))
+        if place.exists():
+            shutil.rmtree(place)
+        temporary.rename(place)
+        sync_folder(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that is whole; a damaged one is passed over, and said so."""
+    for step in reversed(steps(folder)):
+        found = folder / str(step)
+        problem = _problem(found)
+        if problem is None:
+            return Checkpoint(step, found, json.loads((found / "state.json").read_text(encoding="utf-8")))
+        warn(f"checkpoint {step} is damaged ({problem}); going back to the one before it")
+    return None
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
+
+
+def prune(folder: Path, *, keep: int, spare: Sequence[int] = ()) -> None:
+    """Remove all but the last `keep` checkpoints and those to spare."""
+    for step in steps(folder)[:-keep]:
+        if step not in spare:
+            shutil.rmtree(folder / str(step))
+
+
+def save_weights(folder: Path, weights: Tensors) -> None:
+    with in_place(folder / "model.safetensors") as path:
+        save_file(weights, path, metadata={"format": "pt"})
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The recipe of a model folder, as plain data."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise ValueError(f"{folder} is not a model folder: there is no config.yaml in it")
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if not isinstance(data, dict) or "model" not in data:
+        raise ValueError(f"{path} says nothing of a model")
+    return data
+
+
+def load_model(folder: Path) -> Model:
+    """The model of a folder, ready to use."""
+    data = read_config(folder)
+    try:
+        config: ModelConfig = TypeAdapter(AnyModelConfig).validate_python(data["model"])
+    except ValidationError as error:
+        raise ValueError(f"{folder / 'config.yaml'}: {explain(error)}") from None
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise ValueError(f"{folder} has no weights yet: there is no model.safetensors in it")
+    model = layout(config)
+    try:
+        model.load_state_dict(load_file(path), assign=True)
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(f"{path} does not fit config.yaml: {str(error).splitlines()[0]}") from None
+    return model.eval()
+
+
+def average(files: Sequence[Path]) -> Tensors:
+    """The mean of several sets of weights, summed in float64."""
+    total: Tensors = {}
+    for file in files:
+        for name, tensor in load_file(file).items():
+            total[name] = total[name] + tensor.double() if name in total else tensor.double()
+    kinds = load_file(files[-1])
+    return {name: (tensor / len(files)).to(kinds[name].dtype) for name, tensor in total.items()}
+
+
+def _problem(folder: Path) -> str | None:
+    try:
+        sums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "no checksums"
+    for name, expected in sums.items():
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if _checksum(folder / name) != expected:
+            return f"{name} has changed"
+    return None
+
+
+def _checksum(path: Path) -> str:
+    digest = blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def state_of(model: torch.nn.Module) -> Tensors:
+    return {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}

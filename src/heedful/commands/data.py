@@ -1,0 +1,64 @@
+"""`heedful data check`: a look over a corpus before any work is spent on it."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+data = typer.Typer(name="data", help="Look over corpora.", no_args_is_help=True)
+
+
+@data.callback()
+def verbs() -> None:
+    """Look over corpora."""
+
+
+@data.command()
+def check(
+    files: Annotated[list[Path], typer.Argument(help="TSV or JSONL with pairs, or two parallel files; .gz too.")],
+    valid: Annotated[list[Path] | None, typer.Option(help="Validation pairs, to be looked for in the files.")] = None,
+    test: Annotated[list[Path] | None, typer.Option(help="Test pairs, to be looked for in the files.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="The files are plain text, not pairs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Lines, lengths, duplicates, and whatever looks wrong, with line numbers.
+
+    Examples:
+
+      heedful data check pairs.tsv
+
+      heedful data check train.en train.de --valid dev.en --valid dev.de
+    """
+    from heedful.data.prepare import Inputs, look_over
+
+    inputs = Inputs(train=tuple(files), valid=tuple(valid or ()), test=tuple(test or ()), pairs=not text)
+    report = look_over(inputs).as_data()
+    if as_json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    Console().print(report_table(report))
+
+
+def report_table(report: dict[str, Any]) -> "Table":
+    from rich.table import Table
+
+    table = Table("corpus", title_justify="left")
+    table.add_column("count", justify="right")
+    table.add_column("where")
+    table.add_row("lines", f"{report['lines']:,}", "")
+    table.add_row("usable", f"{report['usable']:,}", "")
+    names = ("source", "target") if len(report["sides"]) == 2 else ("text",)
+    for name, side in zip(names, report["sides"], strict=True):
+        half, most, nearly, longest = side["quantiles"]
+        lengths = f"half have up to {half} words, 90 % {most}, 99 % {nearly}, the longest {longest}"
+        table.add_row(f"{name} words", f"{side['words']:,}", lengths)
+    for kind, verb in (("skipped", "skipped: "), ("noticed", "")):
+        for name, finding in report[kind].items():
+            table.add_row(verb + name, f"{finding['count']:,}", " ".join(finding["where"]))
+    return table

@@ -1,0 +1,126 @@
+"""`heedful train`: from a file of pairs, or a text, to a model folder."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from heedful.data.prepare import Prepared
+    from heedful.training.recipe import Recipe
+
+
+def train(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE... [KEY=VALUE]...",
+            help="TSV or JSONL with pairs, two parallel files, or plain text for a language model; .gz too, several, "
+            "or - for standard input. Then keys of the recipe to change.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The model folder. If it holds a training, that one goes on.")],
+    recipe: Annotated[
+        str, typer.Option(help="A named recipe (tiny, small, base, big, char-gpt) or a YAML file.")
+    ] = "tiny",
+    valid: Annotated[list[Path] | None, typer.Option(help="Validation pairs. Without, some are held out.")] = None,
+    test: Annotated[list[Path] | None, typer.Option(help="Test pairs. Without, some are held out.")] = None,
+    budget: Annotated[
+        str, typer.Option(help="20m, 1h30m, 5000steps, 3epochs, 10Mtokens: model, batch and steps are picked for it.")
+    ] = "",
+    cache: Annotated[
+        Path | None, typer.Option(help="Where tokenised corpora are kept.", show_default="~/.cache/heedful")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the final scores as JSON.")] = False,
+) -> None:
+    """Train a model on your own file, and go on where it stopped if you run it again.
+
+    Keys people change most:
+
+      seed=7                          another run of the dice
+      training.steps=20000            how long
+      training.batch_tokens=4096      how much at a step; auto picks what fits
+      training.learning_rate=0.001    how fast; training.warmup, training.schedule
+      training.metric=bleu            what the best model is best at; training.patience=5 stops early
+      training.precision=bfloat16     on a GPU this is picked by itself
+      model.preset=vaswani-base       which model; model.encoder.layers=3, model.width=256 ...
+      tokenizer.vocab=8000            how many tokens; tokenizer.kind=bpe, unigram, character ...
+      data.max_length=256             longer pairs are left out
+
+    Examples:
+
+      heedful train pairs.tsv --out runs/my-model
+
+      heedful train pairs.tsv --out runs/my-model --budget 20m
+
+      heedful train train.en train.de --valid dev.en --valid dev.de --out runs/en-de data.target_language=de
+
+      heedful train book.txt --out runs/book --recipe char-gpt
+
+      torchrun --nproc-per-node 2 -m heedful train pairs.tsv --out runs/my-model
+    """
+    from heedful.data.prepare import Inputs, default_cache
+    from heedful.training.recipe import read_recipe
+    from heedful.training.run import train as run
+
+    names = [word for word in files if "=" not in word or Path(word).exists()]
+    changes = [word for word in files if word not in names]
+    if not names:
+        raise ValueError("no file to train on; give a TSV, JSONL or text file, or two parallel files")
+    chosen = read_recipe(recipe, changes)
+    inputs = Inputs(
+        train=tuple(_from_stdin(out) if name == "-" else Path(name) for name in names),
+        valid=tuple(valid or ()),
+        test=tuple(test or ()),
+        pairs=chosen.task.pairs,
+    )
+    result = run(chosen, inputs, out, cache=cache or default_cache(), budget=budget, show=_show)
+    if result.finished and result.numbers:
+        _draw(out)
+        if as_json:
+            print(json.dumps({"folder": str(out), **result.numbers}))
+        else:
+            scores = "  ".join(f"{name} {value:.3f}" for name, value in result.numbers.items())
+            print(f"{out}: {scores}")
+
+
+def _from_stdin(out: Path) -> Path:
+    """Standard input is read more than once, so it is kept."""
+    import shutil
+
+    from heedful.files import in_place
+
+    out.mkdir(parents=True, exist_ok=True)
+    with in_place(out / "input") as temporary, temporary.open("wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return out / "input"
+
+
+def _show(prepared: "Prepared", recipe: "Recipe") -> None:
+    from rich.console import Console
+
+    from heedful.commands.data import report_table
+
+    facts = prepared.facts
+    console = Console(stderr=True)
+    console.print(report_table(facts["report"]))
+    rows, parameters = facts["rows"], sum(recipe.model.parameters().values())
+    held = f"{rows['train']:,} to train on, {rows['valid']:,} for validation, {rows['test']:,} for test"
+    console.print(
+        f"{held}; {facts['too_long']:,} too long. "
+        f"{'/'.join(f'{count:,}' for count in facts['tokens'])} tokens, vocabulary {recipe.model.vocab:,}. "
+        f"{recipe.model.kind} with {parameters:,} parameters; {recipe.training.steps:,} steps of "
+        f"{recipe.training.batch_tokens:,} tokens.",
+        highlight=False,
+    )
+
+
+def _draw(out: Path) -> None:
+    try:
+        from heedful.inspection.plots import draw_training
+    except ImportError:
+        print("no picture of the training: install heedful[plot]", file=sys.stderr)
+        return
+    draw_training(out)

@@ -1,0 +1,81 @@
+"""Which rows go together: batches of about equally long rows, within a budget of tokens, in an order fixed by a seed.
+
+The corpus is taken in windows: as many blocks of neighbouring rows as fit, picked at random, shuffled, sorted by
+length, cut into batches, and the batches shuffled. A window bounds the memory, however large the corpus is.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from heedful.data.store import Store
+
+BLOCK = 4096
+WINDOW = 48  # blocks
+
+
+def epoch(store: Store, *, budget: int, seed: int, number: int) -> Iterator[np.ndarray]:
+    """The batches of one epoch as arrays of row numbers. The same seed and number give the same batches."""
+    order = np.random.default_rng((seed, number))
+    blocks = order.permutation(-(-len(store) // BLOCK))
+    for start in range(0, len(blocks), WINDOW):
+        chosen = np.sort(blocks[start : start + WINDOW])
+        rows, lengths = _window(store, chosen)
+        shuffled = order.permutation(len(rows))
+        rows, lengths = rows[shuffled], lengths[shuffled]
+        batches = cut(rows, lengths, budget)
+        for batch in order.permutation(len(batches)):
+            yield batches[batch]
+        store.forget()
+
+
+def in_order(store: Store, *, budget: int) -> Iterator[np.ndarray]:
+    """All rows once, long ones together; for validation."""
+    rows, lengths = _window(store, np.arange(-(-len(store) // BLOCK)))
+    yield from cut(rows, lengths, budget)
+
+
+def cut(rows: np.ndarray, lengths: np.ndarray, budget: int) -> list[np.ndarray]:
+    """Sort by length and cut so that rows x longest <= budget; a row longer than that goes alone.
+
+    `lengths`: rows columns. Sorted by the last column, then by the first: padding is least on the side where the
+    vocabulary is projected.
+    """
+    order = np.lexsort((lengths[:, 0], lengths[:, -1]))
+    rows, longest = rows[order], lengths[order].max(axis=1)
+    batches, start, widest = [], 0, 0
+    for end in range(len(rows)):
+        widest = max(widest, int(longest[end]))
+        if end > start and widest * (end - start + 1) > budget:
+            batches.append(rows[start:end])
+            start, widest = end, int(longest[end])
+    if start < len(rows):
+        batches.append(rows[start:])
+    return batches
+
+
+def padding(store: Store, *, budget: int) -> float:
+    """The share of a batch's places that hold no token, over all columns, in one epoch."""
+    real = places = 0
+    for batch in epoch(store, budget=budget, seed=0, number=0):
+        for column in range(store.columns):
+            lengths = np.array([len(row) for row in store.rows(column, batch)])
+            real += int(lengths.sum())
+            places += len(lengths) * int(lengths.max())
+    return 1 - real / max(1, places)
+
+
+def longest(store: Store, *, budget: int) -> np.ndarray:
+    """The batch that needs most memory: the longest rows, as many as the budget allows."""
+    rows, lengths = _window(store, np.arange(-(-len(store) // BLOCK))[:WINDOW])
+    return cut(rows, lengths, budget)[-1]
+
+
+def _window(store: Store, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of these blocks and their lengths: rows columns."""
+    spans = [(int(block) * BLOCK, min(len(store), (int(block) + 1) * BLOCK)) for block in blocks]
+    rows = np.concatenate([np.arange(start, end) for start, end in spans]) if spans else np.empty(0, dtype=np.int64)
+    columns = [
+        np.concatenate([store.lengths(column, start, end) for start, end in spans]) for column in range(store.columns)
+    ]
+    return rows, np.stack(columns, axis=1)

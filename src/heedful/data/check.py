@@ -1,0 +1,197 @@
+"""A look over a corpus before any work is spent on it. One pass, in memory that does not grow with the corpus."""
+
+import heapq
+import math
+import re
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from heedful.data.corpus import Fault, Line, near
+
+MOJIBAKE = re.compile(r"[ÃÂ][\u0080-\u00bf]|â€|ï»¿|\ufffd")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+SHOWN = 5  # how many line numbers are kept of each kind of finding
+LONGEST = 10_000
+
+
+@dataclass
+class Side:
+    """The lengths of one side, in words and characters."""
+
+    words: Counter[int] = field(default_factory=Counter)
+    characters: int = 0
+
+    def add(self, text: str) -> None:
+        self.words[min(LONGEST, len(text.split()))] += 1
+        self.characters += len(text)
+
+    @property
+    def total_words(self) -> int:
+        return sum(length * count for length, count in self.words.items())
+
+    def quantiles(self, shares: Sequence[float] = (0.5, 0.9, 0.99, 1.0)) -> list[int]:
+        lengths = sorted(self.words)
+        counts = np.cumsum([self.words[length] for length in lengths])
+        return [lengths[int(np.searchsorted(counts, share * counts[-1]))] for share in shares] if lengths else []
+
+
+@dataclass
+class Finding:
+    count: int = 0
+    where: list[str] = field(default_factory=list)
+
+    def add(self, file: str, number: int) -> None:
+        self.count += 1
+        if len(self.where) < SHOWN:
+            self.where.append(f"{file}:{number}")
+
+
+@dataclass
+class Report:
+    """What a corpus holds. `skipped` lines are not used; `noticed` ones are, but deserve a look."""
+
+    lines: int = 0
+    usable: int = 0
+    sides: list[Side] = field(default_factory=list)
+    skipped: dict[str, Finding] = field(default_factory=dict)
+    noticed: dict[str, Finding] = field(default_factory=dict)
+
+    @property
+    def words(self) -> int:
+        return sum(side.total_words for side in self.sides)
+
+    def as_data(self) -> dict[str, object]:
+        return {
+            "lines": self.lines,
+            "usable": self.usable,
+            "sides": [
+                {"words": side.total_words, "characters": side.characters, "quantiles": side.quantiles()}
+                for side in self.sides
+            ],
+            "skipped": {name: vars(finding) for name, finding in self.skipped.items()},
+            "noticed": {name: vars(finding) for name, finding in self.noticed.items() if finding.count},
+        }
+
+
+def check(lines: Iterable[Line | Fault], *, others: Iterable[Line | Fault] = ()) -> Report:
+    """Look over a corpus; `others` are the lines of validation and test files, to be found again in it or not."""
+    report = Report()
+    elsewhere = [line for line in others if isinstance(line, Line)]
+    exact = {line.texts for line in elsewhere}
+    nearly = {near(line.texts[0]) for line in elsewhere}
+    duplicates, ratios = _Distinct(), _Ratios()
+    for line in lines:
+        report.lines += 1
+        if isinstance(line, Fault):
+            report.skipped.setdefault(line.reason, Finding()).add(line.file, line.number)
+            continue
+        report.usable += 1
+        while len(report.sides) < len(line.texts):
+            report.sides.append(Side())
+        for side, text in zip(report.sides, line.texts, strict=True):
+            side.add(text)
+        duplicates.add("\t".join(line.texts))
+        if len(line.texts) == 2:
+            ratios.add(line)
+        for name in _oddities(line, exact, nearly):
+            report.noticed.setdefault(name, Finding()).add(line.file, line.number)
+    if len(report.sides) == 2:
+        report.noticed["duplicate pairs"] = Finding(duplicates.repeated())
+        report.noticed["unlikely length ratio (swapped or misaligned?)"] = ratios.suspects()
+    return report
+
+
+def _oddities(line: Line, exact: set[tuple[str, ...]], nearly: set[str]) -> list[str]:
+    text = "\n".join(line.texts)
+    found = []
+    if len(line.texts) == 2 and line.texts[0] == line.texts[1]:
+        found.append("identical sides")
+    if MOJIBAKE.search(text):
+        found.append("mojibake")
+    if CONTROL.search(text.replace("\n", "")):
+        found.append("control characters")
+    if line.texts in exact:
+        found.append("also in validation or test")
+    elif near(line.texts[0]) in nearly:
+        found.append("source nearly as in validation or test")
+    return found
+
+
+class _Distinct:
+    """Counts how many texts came before, exactly, with the hashes beyond a million kept in files."""
+
+    PARTS, HELD = 64, 1 << 20
+
+    def __init__(self) -> None:
+        self._held = array("Q")
+        self._total = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def add(self, text: str) -> None:
+        self._held.append(int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()))
+        self._total += 1
+        if len(self._held) >= self.HELD:
+            self._spill()
+
+    def repeated(self) -> int:
+        if self._folder is None:
+            return self._total - len(np.unique(np.frombuffer(self._held, dtype=np.uint64)))
+        self._spill()
+        files = Path(self._folder.name).iterdir()
+        distinct = sum(len(np.unique(np.fromfile(file, dtype=np.uint64))) for file in files)
+        self._folder.cleanup()
+        return self._total - distinct
+
+    def _spill(self) -> None:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="heedful-")
+        hashes = np.frombuffer(self._held, dtype=np.uint64)
+        for part in range(self.PARTS):
+            with (Path(self._folder.name) / str(part)).open("ab") as file:
+                hashes[hashes % self.PARTS == part].tofile(file)
+        self._held = array("Q")
+
+
+class _Ratios:
+    """Pairs whose lengths differ from each other far more than those of most pairs."""
+
+    STEP, FAR, SHORT = 0.05, math.log(3), 15
+
+    def __init__(self) -> None:
+        self._histogram: Counter[int] = Counter()
+        self._extremes: dict[int, list[tuple[float, int, str]]] = {1: [], -1: []}
+
+    def add(self, line: Line) -> None:
+        source, target = (len(text) for text in line.texts)
+        if max(source, target) < self.SHORT:  # "Hi." may well be "Guten Tag zusammen"
+            return
+        ratio = math.log(target / source)
+        self._histogram[round(ratio / self.STEP)] += 1
+        for sign, heap in self._extremes.items():
+            entry = (sign * ratio, line.number, line.file)
+            if len(heap) < SHOWN:
+                heapq.heappush(heap, entry)
+            elif entry > heap[0]:
+                heapq.heapreplace(heap, entry)
+
+    def suspects(self) -> Finding:
+        if not self._histogram:
+            return Finding()
+        places = sorted(self._histogram)
+        counts = np.cumsum([self._histogram[place] for place in places])
+        median = places[int(np.searchsorted(counts, counts[-1] / 2))] * self.STEP
+        count = sum(n for place, n in self._histogram.items() if abs(place * self.STEP - median) > self.FAR)
+        worst = sorted(
+            (abs(sign * ratio - median), number, file)
+            for sign, heap in self._extremes.items()
+            for ratio, number, file in heap
+        )
+        far = [f"{file}:{number}" for distance, number, file in reversed(worst) if distance > self.FAR]
+        return Finding(count, far[:SHOWN])

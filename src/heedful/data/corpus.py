@@ -1,0 +1,190 @@
+"""Corpora as people have them: TSV, two parallel files, JSONL, plain text; also gzipped, several, or standard input.
+
+Reading never stops at a bad line and never hides one: what cannot be used comes out as a `Fault` with its line number.
+"""
+
+import gzip
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import IO, Any, Literal
+
+Format = Literal["tsv", "jsonl", "parallel", "text"]
+LONG_DOCUMENT = 1 << 16  # characters; a text without blank lines is cut at a line break after this many
+PAIR_KEYS = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"), ("en", "de"))
+
+
+@dataclass(frozen=True)
+class Line:
+    """A usable line: (source, target), or (text,)."""
+
+    file: str
+    number: int
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A line that cannot be used, and why."""
+
+    file: str
+    number: int
+    reason: str
+
+
+def read_pairs(files: Sequence[Path]) -> Iterator[Line | Fault]:
+    """All pairs of these files, one after the other. Files that are neither TSV nor JSONL go two by two."""
+    kind = pair_format(files)
+    if kind == "parallel":
+        for source, target in zip(files[::2], files[1::2], strict=True):
+            yield from _read_parallel(source, target)
+        return
+    for file in files:
+        for number, line in _lines(file):
+            if isinstance(line, Fault):
+                yield line
+            else:
+                yield (_from_tsv if _format_of(file) == "tsv" else _from_jsonl)(file.name, number, line)
+
+
+def read_texts(files: Sequence[Path]) -> Iterator[Line | Fault]:
+    """Documents: of plain text what blank lines separate, line breaks included; of JSONL the `text` of each object."""
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"there is no file {file}")
+        if _format_of(file) == "jsonl":
+            for number, line in _lines(file):
+                yield line if isinstance(line, Fault) else _text_of_json(file.name, number, line)
+        else:
+            yield from _read_documents(file)
+
+
+def _read_documents(file: Path) -> Iterator[Line | Fault]:
+    held, size, first = [], 0, 1
+    for number, line in _lines(file):
+        if isinstance(line, Fault):
+            yield line
+            continue
+        held.append(line + "\n")
+        size += len(line)
+        if not line.strip() or size > LONG_DOCUMENT:
+            yield Line(file.name, first, ("".join(held),))
+            held, size, first = [], 0, number + 1
+    if held:
+        yield Line(file.name, first, ("".join(held),))
+
+
+def pair_format(files: Sequence[Path]) -> Format:
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"there is no file {file}")
+    formats = {_format_of(file) for file in files}
+    if "text" not in formats:
+        return "tsv"
+    if formats != {"text"} or len(files) % 2:
+        names = ", ".join(file.name for file in files)
+        raise ValueError(
+            f"{names}: pairs come as TSV (source, tab, target), as JSONL, or as two parallel files side by side; "
+            "this is none of them (no tab in the first line)"
+        )
+    return "parallel"
+
+
+def open_bytes(file: Path) -> IO[bytes]:
+    return gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")  # type: ignore[return-value]
+
+
+def _format_of(file: Path) -> Literal["tsv", "jsonl", "text"]:
+    """By its name, or else by its first line."""
+    suffixes = file.suffixes
+    if ".tsv" in suffixes:
+        return "tsv"
+    if ".jsonl" in suffixes:
+        return "jsonl"
+    try:
+        with open_bytes(file) as opened:
+            first = opened.readline(1 << 20).lstrip(b"\xef\xbb\xbf")
+    except (OSError, EOFError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from None
+    if first.startswith(b"{"):
+        return "jsonl"
+    return "tsv" if b"\t" in first else "text"
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str | Fault]]:
+    """Numbered from 1; split at line feeds only, since U+2028 and the like belong to the text."""
+    try:
+        with open_bytes(file) as opened:
+            for number, raw in enumerate(opened, start=1):
+                if number == 1:
+                    raw = raw.removeprefix(b"\xef\xbb\xbf")
+                try:
+                    yield number, raw.rstrip(b"\n").removesuffix(b"\r").decode("utf-8")
+                except UnicodeDecodeError:
+                    yield number, Fault(file.name, number, "invalid UTF-8")
+    except (OSError, EOFError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from None
+
+
+def _pair(file: str, number: int, source: str, target: str) -> Line | Fault:
+    source, target = source.strip(), target.strip()
+    if not source or not target:
+        return Fault(file, number, "empty side")
+    return Line(file, number, (source, target))
+
+
+def _from_tsv(file: str, number: int, line: str) -> Line | Fault:
+    columns = line.split("\t")
+    if len(columns) < 2:
+        return Fault(file, number, "only one column" if line.strip() else "empty line")
+    return _pair(file, number, columns[0], columns[1])
+
+
+def _from_jsonl(file: str, number: int, line: str) -> Line | Fault:
+    data = _object(line)
+    if data is None:
+        return Fault(file, number, "not a JSON object" if line.strip() else "empty line")
+    if isinstance(data.get("translation"), dict):
+        data = dict(zip(("source", "target"), data["translation"].values(), strict=False))
+    for source, target in PAIR_KEYS:
+        if isinstance(data.get(source), str) and isinstance(data.get(target), str):
+            return _pair(file, number, data[source], data[target])
+    return Fault(file, number, "no source and target")
+
+
+def _text_of_json(file: str, number: int, line: str) -> Line | Fault:
+    text = (_object(line) or {}).get("text")
+    return Line(file, number, (text,)) if isinstance(text, str) else Fault(file, number, "no text")
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        data = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _read_parallel(source: Path, target: Path) -> Iterator[Line | Fault]:
+    for left, right in zip_longest(_lines(source), _lines(target)):
+        if left is None or right is None:
+            counts = [sum(1 for _ in _lines(file)) for file in (source, target)]
+            raise ValueError(
+                f"{source.name} has {counts[0]:,} lines and {target.name} has {counts[1]:,}; "
+                "parallel files must match line by line"
+            )
+        (number, first), (_, second) = left, right
+        if isinstance(first, Fault):
+            yield first
+        elif isinstance(second, Fault):
+            yield second
+        else:
+            yield _pair(source.name, number, first, second)
+
+
+def near(text: str) -> str:
+    """What two texts that differ only in case, spaces and punctuation have in common."""
+    return re.sub(r"[\W_]+", "", text).casefold()

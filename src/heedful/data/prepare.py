@@ -1,0 +1,310 @@
+"""From a person's files to token stores: look them over, hold out a split, train the tokenizer, tokenise once.
+
+The stores are kept in a cache, under a key made of everything they depend on: the content of the files, the tokenizers,
+the settings. A second start with the same finds them there.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import Field
+
+from heedful.config import Config, Size
+from heedful.data.check import Report, check
+from heedful.data.corpus import Fault, Line, open_bytes, read_pairs, read_texts
+from heedful.data.store import Store, StoreWriter
+from heedful.files import sync_folder, write_text
+from heedful.text.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
+
+CHUNK = 8192
+TOKENIZER_LINES = 500_000  # a tokenizer learns next to nothing from more
+SPLITS = ("train", "valid", "test")
+FORMAT = "1"
+Notify = Callable[[str], None]
+T = TypeVar("T")
+
+
+class DataConfig(Config):
+    """`max_length`: pairs with more tokens on a side are left out, and counted. `held_out`: how many pairs are set
+    aside for validation, and as many for the test, where no files are given for them; 0 = about one in fifty, at most
+    1,000. A source sentence is never on two sides. Languages are codes such as `en`, for those who use the model.
+    """
+
+    max_length: Size = 256
+    held_out: int = Field(0, ge=0)
+    source_language: str = ""
+    target_language: str = ""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A person's files. `pairs` False: plain text."""
+
+    train: tuple[Path, ...]
+    valid: tuple[Path, ...] = ()
+    test: tuple[Path, ...] = ()
+    pairs: bool = True
+
+    def read(self, split: str) -> Iterator[Line | Fault]:
+        files: tuple[Path, ...] = getattr(self, split)
+        return read_pairs(files) if self.pairs else read_texts(files)
+
+    def digest(self) -> str:
+        """Of the contents: names and dates do not matter."""
+        whole = blake2b(FORMAT.encode(), digest_size=16)
+        for split in SPLITS:
+            for file in getattr(self, split):
+                whole.update(split.encode() + bytes.fromhex(file_digest(file)))
+        return whole.hexdigest()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Stores and tokenizers, ready for use. `facts` say what was found and done: see `prepare`."""
+
+    folder: Path
+    tokenizers: list[Tokenizer]  # one for each column; the same one twice where they are joint
+    facts: dict[str, Any]
+
+    def store(self, split: str) -> Store:
+        vocab = max(tokenizer.vocab for tokenizer in self.tokenizers)
+        return Store(self.folder, split, columns=len(self.tokenizers), vocab=vocab)
+
+    def has(self, split: str) -> bool:
+        return bool(self.facts["rows"].get(split))
+
+    def texts(self, split: str) -> list[tuple[str, ...]]:
+        """The raw texts of a held-out split."""
+        lines = (self.folder / f"{split}.jsonl").read_text(encoding="utf-8").split("\n")
+        return [tuple(json.loads(line).values()) for line in lines if line]
+
+
+def prepare(
+    inputs: Inputs,
+    data: DataConfig,
+    config: TokenizerConfig,
+    *,
+    cache: Path,
+    given: list[Tokenizer] | None = None,
+    notify: Notify = lambda message: None,
+) -> Prepared:
+    """Tokenizers are trained unless `given`. Everything is found again on the second call."""
+    cache.mkdir(parents=True, exist_ok=True)
+    content = inputs.digest()
+    tokenizers_key = _key(content, config.model_dump(exclude={"dropout"}), data.held_out)
+    report: Report | None = None
+    tokenizers = given or _load_tokenizers(cache / "tokenizers" / tokenizers_key, inputs.pairs)
+    if tokenizers is None:
+        notify("looking over the corpus")
+        report = look_over(inputs)
+        notify("training the tokenizer")
+        tokenizers = _train_tokenizers(inputs, data, config, report)
+        _keep_tokenizers(cache / "tokenizers" / tokenizers_key, tokenizers)
+    key = _key(content, [tokenizer.digest() for tokenizer in tokenizers], data.max_length, data.held_out)
+    folder = cache / key
+    if not (folder / "facts.json").exists():
+        notify("tokenising the corpus")
+        _build(folder, inputs, data, tokenizers, report or look_over(inputs))
+    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    return Prepared(folder=folder, tokenizers=tokenizers, facts=facts)
+
+
+def look_over(inputs: Inputs) -> Report:
+    """The report on the training files; an error where there is nothing to use."""
+    others = (line for split in SPLITS[1:] if getattr(inputs, split) for line in inputs.read(split))
+    report = check(inputs.read("train"), others=others)
+    names = ", ".join(file.name for file in inputs.train)
+    if not report.usable:
+        why = ", ".join(f"{finding.count:,} {reason}" for reason, finding in report.skipped.items()) or "empty"
+        raise ValueError(f"{names}: no usable line among {report.lines:,} ({why})")
+    return report
+
+
+def default_cache() -> Path:
+    """HEEDFUL_CACHE, or heedful in the user's cache folder."""
+    if named := os.environ.get("HEEDFUL_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "heedful"
+
+
+def file_digest(file: Path) -> str:
+    """Of the content, whether it is gzipped or not."""
+    digest = blake2b(digest_size=16)
+    try:
+        with open_bytes(file) as opened:
+            while block := opened.read(1 << 20):
+                digest.update(block)
+    except (OSError, EOFError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from None
+    return digest.hexdigest()
+
+
+def _key(*parts: object) -> str:
+    return blake2b(json.dumps([FORMAT, *parts], sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+class _Split:
+    """Says of each line which split it belongs to, from its content alone: order and repetition do not matter."""
+
+    def __init__(self, inputs: Inputs, data: DataConfig, usable: int, characters: int) -> None:
+        wanted = data.held_out or min(1000, max(1, usable // 50))
+        self.missing = [split for split in SPLITS[1:] if not getattr(inputs, split)]
+        self.pairs = inputs.pairs
+        if usable < 20 or "valid" not in self.missing:  # too few to hold anything out, or nothing to hold out
+            self.missing = []
+        self.share = min(0.2, wanted / usable)
+        self.characters, self.seen = characters, 0
+
+    def of(self, line: Line) -> str:
+        if not self.pairs:  # a text is cut in one place: its last tenth
+            self.seen += len(line.texts[0])
+            return "valid" if self.missing and self.seen > 0.9 * self.characters else "train"
+        place = int.from_bytes(blake2b(line.texts[0].encode(), digest_size=8).digest()) / 2**64
+        index = int(place / self.share)
+        return self.missing[index] if index < len(self.missing) else "train"
+
+
+def _usable(lines: Iterable[Line | Fault]) -> Iterator[Line]:
+    return (line for line in lines if isinstance(line, Line))
+
+
+def _split_for(inputs: Inputs, data: DataConfig, report: Report) -> _Split:
+    return _Split(inputs, data, report.usable, sum(side.characters for side in report.sides))
+
+
+def _train_tokenizers(inputs: Inputs, data: DataConfig, config: TokenizerConfig, report: Report) -> list[Tokenizer]:
+    stride = -(-report.usable // TOKENIZER_LINES)
+    split = _split_for(inputs, data, report)
+
+    def texts(columns: Sequence[int]) -> Iterator[str]:
+        lines = (line for line in _usable(inputs.read("train")) if split.of(line) == "train")
+        return (line.texts[column] for line in islice(lines, 0, None, stride) for column in columns)
+
+    def train(columns: Sequence[int]) -> Tokenizer:
+        split.seen = 0
+        words = sum(report.sides[column].total_words for column in columns)
+        vocab = config.vocab or (0 if config.kind == "character" else vocab_for(words))
+        return train_tokenizer(texts(columns), config, vocab=vocab)
+
+    columns = range(len(report.sides))
+    if config.joint:
+        return [train(columns)] * len(columns)
+    return [train([column]) for column in columns]
+
+
+def _load_tokenizers(folder: Path, pairs: bool) -> list[Tokenizer] | None:
+    if not (folder / "tokenizer.json").exists():
+        return None
+    return load_tokenizers(folder, columns=2 if pairs else 1)
+
+
+def _keep_tokenizers(folder: Path, tokenizers: list[Tokenizer]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tokenizers(folder, tokenizers)
+
+
+def save_tokenizers(folder: Path, tokenizers: list[Tokenizer]) -> None:
+    """tokenizer.json serves the target, and the source too unless it has one of its own. Written last, it completes."""
+    if tokenizers[0] is not tokenizers[-1]:
+        tokenizers[0].save(folder / "source_tokenizer.json")
+    tokenizers[-1].save(folder / "tokenizer.json")
+
+
+def load_tokenizers(folder: Path, *, columns: int) -> list[Tokenizer]:
+    last = Tokenizer.load(folder / "tokenizer.json")
+    own = folder / "source_tokenizer.json"
+    return [Tokenizer.load(own) if own.exists() else last, last][-columns:]
+
+
+def _build(folder: Path, inputs: Inputs, data: DataConfig, tokenizers: list[Tokenizer], report: Report) -> None:
+    """Write everything beside its place, then move it there in one step."""
+    temporary = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+    try:
+        facts = _Builder(temporary, inputs, data, tokenizers, report).build()
+        write_text(temporary / "facts.json", json.dumps(facts, indent=2, ensure_ascii=False))
+        if folder.exists():  # left by a start that was cut off, or finished meanwhile by another
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+class _Builder:
+    """Tokenises line by line into the stores of the splits."""
+
+    def __init__(
+        self, folder: Path, inputs: Inputs, data: DataConfig, tokenizers: list[Tokenizer], report: Report
+    ) -> None:
+        self.folder, self.inputs, self.data, self.tokenizers, self.report = folder, inputs, data, tokenizers, report
+        vocab = max(tokenizer.vocab for tokenizer in tokenizers)
+        columns = len(tokenizers)
+        self.writers = {split: StoreWriter(folder, split, columns=columns, vocab=vocab) for split in SPLITS}
+        self.rows = dict.fromkeys(SPLITS, 0)
+        self.tokens = [0] * columns
+        self.too_long = 0
+        self.raw = {split: (folder / f"{split}.jsonl").open("w", encoding="utf-8") for split in SPLITS[1:]}
+
+    def build(self) -> dict[str, Any]:
+        split = _split_for(self.inputs, self.data, self.report)
+        for chunk in _chunks(_usable(self.inputs.read("train")), CHUNK):
+            places = [split.of(line) for line in chunk]
+            for name in SPLITS:
+                self._add(name, [line for line, place in zip(chunk, places, strict=True) if place == name])
+        for name in SPLITS[1:]:
+            for chunk in _chunks(_usable(self.inputs.read(name)) if getattr(self.inputs, name) else (), CHUNK):
+                self._add(name, chunk)
+        for writer in self.writers.values():
+            writer.close()
+        for file in self.raw.values():
+            file.close()
+        if not self.rows["train"]:
+            raise ValueError(
+                f"no pair is left to train on: {self.too_long:,} have more than {self.data.max_length} tokens "
+                "on a side; raise data.max_length"
+            )
+        return {
+            "report": self.report.as_data(),
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "too_long": self.too_long,
+            "files": {name: {file.name: file_digest(file) for file in getattr(self.inputs, name)} for name in SPLITS},
+        }
+
+    def _add(self, split: str, lines: list[Line]) -> None:
+        if not lines:
+            return
+        columns = [
+            tokenizer.encode([line.texts[column] for line in lines]) for column, tokenizer in enumerate(self.tokenizers)
+        ]
+        if self.inputs.pairs:
+            limit = self.data.max_length if split == "train" else None
+            keep = [
+                all(row and (limit is None or len(row) <= limit) for row in rows) for rows in zip(*columns, strict=True)
+            ]
+            self.too_long += len(keep) - sum(keep)
+            lines = [line for line, kept in zip(lines, keep, strict=True) if kept]
+            columns = [[row for row, kept in zip(rows, keep, strict=True) if kept] for rows in columns]
+        self.writers[split].add(columns)
+        self.rows[split] += len(lines)
+        if split == "train":
+            self.tokens = [total + sum(map(len, rows)) for total, rows in zip(self.tokens, columns, strict=True)]
+        else:
+            keys = ("source", "target") if self.inputs.pairs else ("text",)
+            for line in lines:
+                text = json.dumps(dict(zip(keys, line.texts, strict=True)), ensure_ascii=False)
+                self.raw[split].write(text + "\n")
+
+
+def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk

@@ -1,0 +1,55 @@
+"""Between a search and any model: feed one token to each row, learn what may come next."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from heedful.model.decoder_only import DecoderOnly
+from heedful.model.encoder_decoder import EncoderDecoder
+
+
+class Stepper(Protocol):
+    """Rows are hypotheses. They start equally many to a sentence and stay side by side."""
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        """The next token of each row -> log-probabilities of the one after it: rows vocab."""
+        ...
+
+    def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
+        """Keep these rows, in this order. `sentences`: those that are left, where some have left for good."""
+        ...
+
+
+class EncoderDecoderStepper:
+    """The source is read once; its keys and values are shared by all rows of a sentence."""
+
+    def __init__(self, model: EncoderDecoder, source: Tensor, valid: Tensor | None, *, length: int) -> None:
+        self.model = model
+        self.memory = model.encode(source, valid=valid)
+        self.cache = model.new_cache(length)
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        states = self.model.decode(tokens[:, None], self.memory, cache=self.cache)
+        return self.model.logits(states[:, -1]).float().log_softmax(-1)
+
+    def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
+        self.cache.select(rows)
+        if sentences is not None:
+            self.memory = self.memory.select(sentences)
+
+
+class DecoderOnlyStepper:
+    """The prompt is fed in one go, except its last token, which the search feeds."""
+
+    def __init__(self, model: DecoderOnly, prompt: Tensor, *, length: int) -> None:
+        self.model = model
+        self.cache = model.new_cache(prompt.shape[1] + length)
+        if prompt.shape[1] > 1:
+            model.decode(prompt[:, :-1], cache=self.cache)
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        states = self.model.decode(tokens[:, None], cache=self.cache)
+        return self.model.logits(states[:, -1]).float().log_softmax(-1)
+
+    def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
+        self.cache.select(rows)

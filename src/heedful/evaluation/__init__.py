@@ -1,0 +1,1 @@
+"""How good is it: metrics, with sacrebleu inside."""

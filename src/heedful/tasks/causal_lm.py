@@ -1,0 +1,136 @@
+"""Plain text: predict the next token."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heedful.config import Size
+from heedful.data.prepare import Prepared
+from heedful.data.store import Store
+from heedful.decoding.greedy import greedy
+from heedful.decoding.stepper import DecoderOnlyStepper
+from heedful.model.decoder_only import DecoderOnly
+from heedful.model.models import Model
+from heedful.objectives import Loss, cross_entropy
+from heedful.tasks import Scores, Task, TaskConfig
+from heedful.text.tokenizer import BOS, EOS
+
+VALIDATED = 200  # batches of windows at most
+
+
+class CausalLmConfig(TaskConfig):
+    """How windows of `context` tokens are taken from the text.
+
+    windows     anywhere at random, with no regard to where a document ends
+    documents   one after the other, documents packed end to end: each starts with <s>, ends with </s>, sees only itself
+    """
+
+    pairs: ClassVar[bool] = False
+    model_kind: ClassVar[str] = "decoder_only"
+    context: Size = 256
+    windows: Literal["random", "documents"] = "random"
+
+    def build(self, prepared: Prepared, *, dropout: float, language: str) -> Task:
+        return CausalLm(self, prepared)
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    tokens: Tensor  # batch context
+    wanted: Tensor
+    segments: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        return self.wanted.numel()
+
+    def to(self, device: torch.device) -> "TextBatch":
+        segments = None if self.segments is None else self.segments.to(device)
+        return TextBatch(self.tokens.to(device), self.wanted.to(device), segments)
+
+
+class CausalLm:
+    def __init__(self, config: CausalLmConfig, prepared: Prepared) -> None:
+        self.context = config.context
+        self.packed = config.windows == "documents"
+        self.tokenizer = prepared.tokenizers[0]
+        self.train = self._stream(prepared.store("train"))
+        self.valid = self._stream(prepared.store("valid")) if prepared.has("valid") else self.train
+        if len(self.train) <= self.context:
+            raise ValueError(
+                f"the text has {len(self.train):,} tokens, too few for windows of {self.context}; "
+                "lower task.context or add text"
+            )
+        self.bytes = sum(len(text.encode()) for (text,) in prepared.texts("valid")) if prepared.has("valid") else 0
+
+    def epoch(self, number: int, *, budget: int, seed: int) -> Iterator[np.ndarray]:
+        """Windows by the place where they start. An epoch has as many as cover the text once."""
+        order = np.random.default_rng((seed, number))
+        rows = max(1, budget // self.context)
+        last = len(self.train) - self.context  # one token more is needed: the one after the window
+        if self.packed:
+            starts = order.permutation(-(-last // self.context)) * self.context
+            starts = np.minimum(starts, last - 1)
+        for start in range(0, max(1, len(self.train) // self.context), rows):
+            yield starts[start : start + rows] if self.packed else order.integers(0, last, size=rows)
+
+    def worst(self, budget: int) -> np.ndarray:
+        return np.zeros(max(1, budget // self.context), dtype=np.int64)
+
+    def collate(self, rows: np.ndarray, *, seed: tuple[int, ...] = ()) -> TextBatch:
+        return self._windows(self.train, rows)
+
+    def loss(self, model: Model, batch: TextBatch, *, smoothing: float) -> Loss:
+        assert isinstance(model, DecoderOnly)
+        states = model.decode(batch.tokens, segments=batch.segments)
+        return cross_entropy(model.logits(states.flatten(0, 1)), batch.wanted.flatten(), smoothing=smoothing)
+
+    @torch.inference_mode()
+    def validate(self, model: Model, *, budget: int, samples: int) -> Scores:
+        assert isinstance(model, DecoderOnly)
+        device = model.embedding.weight.device
+        starts = np.arange(0, len(self.valid) - self.context, self.context)
+        rows = max(1, budget // self.context)
+        stride = max(1, len(starts) // (rows * VALIDATED))
+        starts = starts[::stride] if len(starts) else np.zeros(0, dtype=np.int64)
+        total, count, right = 0.0, 0, 0
+        for start in range(0, len(starts), rows):
+            batch = self._windows(self.valid, starts[start : start + rows]).to(device)
+            logits = model(batch.tokens, segments=batch.segments).flatten(0, 1)
+            wanted = batch.wanted.flatten()
+            total += float(cross_entropy(logits, wanted).total)
+            right += int((logits.argmax(-1) == wanted).sum())
+            count += len(wanted)
+        numbers = {"loss": total / max(1, count), "accuracy": 100 * right / max(1, count)}
+        if self.bytes:
+            numbers["bits_per_byte"] = numbers["loss"] / math.log(2) * len(self.valid) / self.bytes
+        return Scores(numbers, [self._continue(model, index) for index in range(samples)])
+
+    def _continue(self, model: DecoderOnly, index: int) -> dict[str, str]:
+        place = index * len(self.valid) // 7 % max(1, len(self.valid) - self.context)
+        size = max(1, self.context // 2)
+        prompt = torch.tensor(self.valid[place : place + size].astype(np.int64))[None].to(model.embedding.weight.device)
+        stepper = DecoderOnlyStepper(model, prompt, length=size)
+        written = greedy(stepper, prompt[:, -1], eos=EOS, limits=[size])
+        return {"prompt": self.tokenizer.decode(prompt.tolist())[0], "continuation": self.tokenizer.decode(written)[0]}
+
+    def _windows(self, stream: np.ndarray, starts: np.ndarray) -> TextBatch:
+        windows = np.stack([stream[start : start + self.context + 1] for start in starts]).astype(np.int64)
+        whole = torch.from_numpy(windows)
+        tokens, wanted = whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
+        segments = (tokens == BOS).cumsum(-1) if self.packed else None
+        return TextBatch(tokens, wanted, segments)
+
+    def _stream(self, store: Store) -> np.ndarray:
+        """All tokens as one run; packed documents with their marks, which takes a copy."""
+        if not self.packed:
+            return store.tokens[0]
+        rows = store.rows(0, np.arange(len(store)))
+        kind = store.tokens[0].dtype
+        start, end = np.array([BOS], dtype=kind), np.array([EOS], dtype=kind)
+        return np.concatenate([part for row in rows for part in (start, row, end)])

@@ -1,0 +1,71 @@
+"""The card of a model: what it is, what it was trained on, how well it does, how to use it."""
+
+import platform
+from datetime import UTC, datetime
+
+import torch
+
+from heedful import __version__
+from heedful.data.prepare import Prepared
+from heedful.model.models import Model
+from heedful.training.loop import Progress
+from heedful.training.recipe import Recipe
+
+
+def card(
+    recipe: Recipe,
+    prepared: Prepared,
+    progress: Progress,
+    numbers: dict[str, float],
+    samples: list[dict[str, str]],
+    memory: int,
+    model: Model,
+) -> str:
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    data = recipe.data
+    languages = f"{data.source_language or '?'} -> {data.target_language or '?'}" if recipe.task.pairs else "text"
+    rows = prepared.facts["rows"]
+    files = [
+        f"| {split} | {name} | `{digest}` |"
+        for split, found in prepared.facts["files"].items()
+        for name, digest in found.items()
+    ]
+    examples = [f"- {name}: {text!r}" for sample in samples for name, text in sample.items()]
+    return "\n".join(
+        [
+            f"# A {recipe.task.kind} model, {languages}",
+            "",
+            f"Made with heedful {__version__} on {datetime.now(UTC):%Y-%m-%d}. {model.config.kind}, "
+            f"{parameters:,} parameters, vocabulary {prepared.tokenizers[-1].vocab:,}.",
+            "",
+            "## Scores on the validation set",
+            "",
+            "| score | value |",
+            "|---|---|",
+            *(f"| {name} | {value:.4f} |" for name, value in numbers.items()),
+            "",
+            "BLEU and chrF are sacreBLEU's, on greedy translations of at most 200 sentences, to watch the training by; "
+            "`evaluate` gives the figures to report.",
+            "",
+            "## Training",
+            "",
+            f"{progress.step:,} steps, {progress.tokens:,} target tokens in {progress.seconds:,.0f} s "
+            f"({progress.tokens / max(1e-9, progress.seconds):,.0f} tokens/s) on {platform.machine()}, "
+            f"{torch.get_num_threads()} threads; peak memory {memory / 2**20:,.0f} MiB; seed {recipe.seed}. "
+            f"Best {recipe.training.metric} at step {progress.best_step:,}. Everything else is in config.yaml.",
+            "",
+            "## Data",
+            "",
+            f"{rows['train']:,} for training, {rows['valid']:,} for validation, {rows['test']:,} for test; "
+            f"{prepared.facts['too_long']:,} left out as too long.",
+            "",
+            "| split | file | BLAKE2b of its content |",
+            "|---|---|---|",
+            *files,
+            "",
+            "## Examples",
+            "",
+            *examples,
+            "",
+        ]
+    )

@@ -1,0 +1,105 @@
+"""What a training says: one live line on a terminal, plain lines elsewhere, and every number in metrics.jsonl."""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from heedful.files import write_text
+
+
+class Journal:
+    """Silent in all processes but the leading one."""
+
+    def __init__(self, folder: Path, *, steps: int, speaks: bool = True) -> None:
+        self.path = folder / "metrics.jsonl"
+        self.steps = steps
+        self.speaks = speaks
+        self.console = Console(stderr=True, quiet=not speaks)
+        self._live: Live | None = None
+        self._rate: float | None = None  # steps a second, smoothed
+        self._last: tuple[int, float] | None = None
+
+    def begin_at(self, step: int) -> None:
+        """Forget what was written after this step, by a process that did not live to save it."""
+        if self.speaks and self.path.exists():
+            lines = self.path.read_text(encoding="utf-8").splitlines()
+            kept = [line for line in lines if _step_of(line) <= step]
+            if len(kept) < len(lines):
+                write_text(self.path, "".join(line + "\n" for line in kept))
+
+    def write(self, step: int, **numbers: Any) -> None:
+        if self.speaks:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, **numbers}, ensure_ascii=False) + "\n")
+
+    def step(self, step: int, *, best: str, **numbers: float) -> None:
+        """A logged step: numbers to the file, a line to the person."""
+        self.write(step, **numbers)
+        if not self.speaks:
+            return
+        line = (
+            f"step {step}/{self.steps}  loss {numbers['loss']:.3f}  "
+            f"perplexity {math.exp(min(20.0, numbers['loss'])):.2f}  {numbers['tokens_per_second']:,.0f} tokens/s  "
+            f"rate {numbers['learning_rate']:.2e}  {self._left(step)}{best}"
+        )
+        if not sys.stderr.isatty():
+            print(line, file=sys.stderr, flush=True)
+            return
+        if self._live is None:
+            self._live = Live(console=self.console, auto_refresh=False, transient=True)
+            self._live.start()
+        self._live.update(Text(line, overflow="ellipsis", no_wrap=True), refresh=True)
+
+    def validation(self, step: int, numbers: dict[str, float], samples: list[dict[str, str]], better: bool) -> None:
+        self.write(step, valid=numbers)
+        shown = "  ".join(f"{name} {value:.3f}" for name, value in numbers.items())
+        self.say(f"step {step}  validation  {shown}{'  (best so far)' if better else ''}")
+        for sample in samples:
+            for name, text in sample.items():
+                self.say(f"    {name:12} {_short(text)}")
+
+    def say(self, text: str) -> None:
+        if self.speaks:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _left(self, step: int) -> str:
+        now = time.monotonic()
+        if self._last is not None and step > self._last[0]:
+            rate = (step - self._last[0]) / max(1e-9, now - self._last[1])
+            self._rate = rate if self._rate is None else 0.7 * self._rate + 0.3 * rate
+        self._last = (step, now)
+        if self._rate is None:
+            return "ETA ...  "
+        seconds = int((self.steps - step) / self._rate)
+        return f"ETA {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}  "
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if _step_of(line) < math.inf]
+
+
+def _step_of(line: str) -> float:
+    """A line cut off by a kill belongs to no step that was saved."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _short(text: str, width: int = 160) -> str:
+    text = text.replace("\n", "⏎")
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,0 +1,215 @@
+"""What fits: a model, batch and number of steps into a time; a step into the memory.
+
+A plan is made once, at the first start, from a few seconds' measurement on this machine; it is then part of the recipe.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from heedful.data.prepare import Prepared
+from heedful.model.models import create
+from heedful.tasks import Task
+from heedful.training.journal import Journal
+from heedful.training.loop import Trainer
+from heedful.training.parallel import World
+from heedful.training.recipe import Recipe, merge, parse_recipe, read_recipe
+
+Say = Callable[[str], None]
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+COUNTS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+SIZES = ("tiny", "small", "base", "big")
+EPOCHS = 12  # a larger model is worth having if it can still see the corpus this often
+ENOUGH = 60  # epochs after which more time is better not spent
+STEPS = 3000  # a training wants this many updates, if need be in small batches
+WORK = 0.9  # of the time; the rest is validation and saving
+
+
+def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, say: Say) -> Recipe:
+    """The recipe that makes the most of a budget: `20m`, `2h`, `5000steps`, `3epochs`, `10Mtokens`."""
+    amount, unit = parse_budget(budget)
+    epoch = max(1, prepared.facts["tokens"][-1] + prepared.facts["rows"]["train"])
+    if unit != "seconds":
+        return _with_steps(recipe, task, {"steps": amount, "epochs": amount * epoch, "tokens": amount}[unit], unit)
+    if not recipe.task.pairs:
+        return _with_time(recipe, task, amount, say)
+    assert isinstance(recipe.training.batch_tokens, int)
+    size, candidate, speed = _largest(recipe, task, wanted=EPOCHS * epoch / (amount * WORK))
+    tokens = min(speed * amount * WORK, ENOUGH * epoch)
+    batch = int(min(recipe.training.batch_tokens, max(512, 256 * round(tokens / STEPS / 256))))
+    candidate = _changed(candidate, {"batch_tokens": batch})
+    speed = _speed(candidate, task)
+    tokens = min(speed * amount * WORK, ENOUGH * epoch)
+    count = max(50, int(tokens / _tokens_a_step(candidate, task)))
+    every = max(25, count // 16)
+    candidate = _changed(
+        candidate,
+        {
+            "steps": count,
+            "warmup": min(1000, count // 8),
+            "schedule": "linear",
+            "learning_rate": candidate.training.learning_rate or 0.001,
+            "validate_every": every,
+            "save_every": every,
+            "log_every": max(1, count // 100),
+        },
+    )
+    say(
+        f"plan for {budget}: {size} model, vocabulary {candidate.model.vocab:,}, {count:,} steps of {batch:,} tokens, "
+        f"{tokens / epoch:.1f} epochs at {speed:,.0f} tokens/s, about {tokens / speed / WORK / 60:.0f} minutes"
+    )
+    return candidate
+
+
+def _largest(recipe: Recipe, task: Task, *, wanted: float) -> tuple[str, Recipe, float]:
+    """The largest model that trains at the wanted speed (target tokens a second), or else the smallest there is."""
+    chosen = _sized(recipe, SIZES[0])
+    size, speed = SIZES[0], _speed(chosen, task)
+    for next_size in SIZES[1:]:
+        candidate = _sized(recipe, next_size)
+        work = [sum(config.model.parameters().values()) for config in (chosen, candidate)]
+        if speed * 3 * work[0] / work[1] < wanted:  # even if it used the machine three times as well
+            break
+        next_speed = _speed(candidate, task)
+        if next_speed < wanted:
+            break
+        size, chosen, speed = next_size, candidate, next_speed
+    return size, chosen, speed
+
+
+def parse_budget(text: str) -> tuple[float, str]:
+    """(amount, seconds | steps | epochs | tokens)"""
+    found = re.fullmatch(r"([\d.]+)\s*([kKmMgG]?)\s*(steps?|epochs?|tokens?)", text.strip())
+    if found:
+        return float(found[1]) * COUNTS[found[2].lower()], found[3].rstrip("s") + "s"
+    if parts := re.fullmatch(r"(?:([\d.]+)d)?(?:([\d.]+)h)?(?:([\d.]+)m(?:in)?)?(?:([\d.]+)s)?", text.strip()):
+        seconds = sum(float(part) * UNITS[unit] for part, unit in zip(parts.groups(), "dhms", strict=True) if part)
+        if seconds:
+            return seconds, "seconds"
+    raise ValueError(f"budget {text!r} is not one of 20m, 1h30m, 5000steps, 3epochs, 10Mtokens")
+
+
+def fit_memory(recipe: Recipe, task: Task, *, world: World, say: Say) -> Recipe:
+    """`batch_tokens: auto` made a number, and a step's batch dealt out until its worst case fits the memory."""
+    if recipe.training.batch_tokens == "auto":
+        recipe = _changed(recipe, {"batch_tokens": 25000 if world.device.type == "cuda" else 4096})
+        while not _fits(recipe, task, world):
+            parts = recipe.training.accumulate * 2
+            say(f"a batch does not fit the memory: dealing it out in {parts}")
+            recipe = _changed(recipe, {"accumulate": parts})
+    return recipe
+
+
+def _fits(recipe: Recipe, task: Task, world: World) -> bool:
+    """Try the worst batch: for real on a GPU; on a CPU, where failing would be the end, by an eighth of it."""
+    assert isinstance(recipe.training.batch_tokens, int)
+    if world.device.type == "cuda":
+        try:
+            _trainer(recipe, task, world).probe()
+        except torch.cuda.OutOfMemoryError:
+            return False
+        finally:
+            torch.cuda.empty_cache()
+        return True
+    free = _free_memory()
+    if free is None:
+        return True
+    trainer = _trainer(_changed(recipe, {"batch_tokens": max(1, recipe.training.batch_tokens // 8)}), task, world)
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
+    counter = _CountSaved()
+    with counter:
+        trainer.probe()
+    return 8 * counter.bytes * 1.5 + 3 * weights < 0.8 * free
+
+
+class _CountSaved(torch.autograd.graph.saved_tensors_hooks):
+    """How many bytes the forward pass keeps for the backward pass."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        seen: set[int] = set()
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            place = tensor.untyped_storage().data_ptr()
+            if place not in seen:
+                seen.add(place)
+                self.bytes += tensor.untyped_storage().nbytes()
+            return tensor
+
+        super().__init__(pack, lambda tensor: tensor)
+
+
+def _free_memory() -> int | None:
+    """Bytes, where the system says it."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else None
+
+
+def _sized(recipe: Recipe, size: str) -> Recipe:
+    """The recipe with the model and learning rate of a named one."""
+    named = read_recipe(size)
+    data = recipe.model_dump(mode="json")
+    model = merge(named.model.model_dump(mode="json"), {"vocab": data["model"]["vocab"]})
+    model |= {"source_vocab": data["model"]["source_vocab"], "tie": data["model"]["tie"]}
+    training = {**data["training"], "learning_rate": named.training.learning_rate}
+    return parse_recipe({**data, "model": model, "training": training})
+
+
+def _changed(recipe: Recipe, training: dict[str, object]) -> Recipe:
+    data = recipe.model_dump(mode="json")
+    return parse_recipe({**data, "training": {**data["training"], **training}})
+
+
+def _with_steps(recipe: Recipe, task: Task, amount: float, unit: str) -> Recipe:
+    count = amount if unit == "steps" else amount / _tokens_a_step(recipe, task)
+    return _changed(recipe, {"steps": max(1, round(count))})
+
+
+def _with_time(recipe: Recipe, task: Task, seconds: float, say: Say) -> Recipe:
+    speed = _speed(recipe, task)
+    count = max(1, int(seconds * WORK * speed / _tokens_a_step(recipe, task)))
+    say(f"plan: {count:,} steps at {speed:,.0f} tokens/s")
+    return _changed(recipe, {"steps": count})
+
+
+def _trainer(recipe: Recipe, task: Task, world: World) -> Trainer:
+    return Trainer(
+        recipe,
+        task,
+        create(recipe.model, scheme=recipe.initialise),
+        world=world,
+        journal=Journal(Path(), steps=0, speaks=False),
+        folder=Path(),
+    )
+
+
+def _speed(recipe: Recipe, task: Task, seconds: float = 2.0) -> float:
+    """Target tokens a second: the middle of a few steps, after one to warm up."""
+    trainer = _trainer(_changed(recipe, {"log_every": 10**9}), task, World())
+    rates: list[float] = []
+    began = time.monotonic()
+    for rows in trainer.feed():
+        before, seen = time.monotonic(), trainer.progress.tokens
+        trainer.step(rows)
+        rates.append((trainer.progress.tokens - seen) / (time.monotonic() - before))
+        if len(rates) > 2 and time.monotonic() - began > seconds:
+            break
+    return sorted(rates[1:])[len(rates[1:]) // 2]
+
+
+def _tokens_a_step(recipe: Recipe, task: Task) -> float:
+    """Target tokens in an average batch."""
+    assert isinstance(recipe.training.batch_tokens, int)
+    counts = []
+    for number, rows in enumerate(task.epoch(0, budget=recipe.training.batch_tokens, seed=recipe.seed)):
+        counts.append(task.collate(rows).count)
+        if number == 50:
+            break
+    return sum(counts) / len(counts)

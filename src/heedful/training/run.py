@@ -1,0 +1,199 @@
+"""A whole training: data, model, loop, result. Run again with the same words, it goes on from where it was."""
+
+import json
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from heedful.checkpoint import average, newest, save_weights, state_of, steps
+from heedful.data.prepare import Inputs, Prepared, load_tokenizers, prepare, save_tokenizers
+from heedful.files import write_text
+from heedful.model.models import Model, create
+from heedful.tasks import Task
+from heedful.training.card import card
+from heedful.training.journal import Journal
+from heedful.training.loop import Trainer
+from heedful.training.parallel import World, join
+from heedful.training.plan import fit_memory, plan
+from heedful.training.recipe import Recipe, differences, parse_recipe
+
+# What may differ when a training goes on: it changes what is seen and kept, not what is computed.
+FREE = ("training.log_every", "training.save_every", "training.keep", "training.samples")
+
+
+@dataclass(frozen=True)
+class Result:
+    """`numbers`: the final scores on the validation set. `finished`: False if it was asked to stop before its end."""
+
+    folder: Path
+    finished: bool
+    numbers: dict[str, float]
+
+
+def train(
+    recipe: Recipe,
+    inputs: Inputs,
+    out: Path,
+    *,
+    cache: Path,
+    budget: str = "",
+    show: Callable[[Prepared, Recipe], None] = lambda prepared, recipe: None,
+) -> Result:
+    """Train by a recipe on a person's files, into a model folder. `show` is told what is about to be done."""
+    world = join()
+    torch.manual_seed(recipe.seed)
+    journal = Journal(out, steps=0, speaks=world.leads)
+    known = _earlier(out)
+    asked = {"recipe": recipe.model_dump(mode="json"), "budget": budget, "data": inputs.digest()}
+    if known is not None:
+        _refuse_changes(known, asked, out)
+    out.mkdir(parents=True, exist_ok=True)
+    prepared = _prepare(recipe, inputs, out, cache, world, journal)
+    task = recipe.task.build(prepared, dropout=recipe.tokenizer.dropout, language=recipe.data.target_language)
+    resolved = _resolve(recipe, known, prepared, task, out, budget, world, journal)
+    if world.leads and known is None:
+        save_tokenizers(out, prepared.tokenizers)
+        write_text(out / "config.yaml", yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False))
+        write_text(out / "asked.json", json.dumps(asked, indent=2))
+    world.wait()
+    if world.leads:
+        show(prepared, resolved)
+    journal.steps = resolved.training.steps
+    try:
+        return _train(resolved, task, prepared, out, world, journal)
+    finally:
+        journal.close()
+        world.leave()
+
+
+def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: World, journal: Journal) -> Result:
+    torch.manual_seed(recipe.seed)
+    model = create(recipe.model, scheme=recipe.initialise)
+    trainer = Trainer(recipe, task, model, world=world, journal=journal, folder=out)
+    checkpoint = newest(out / "checkpoints", journal.say)
+    if checkpoint is not None:
+        trainer.restore(checkpoint)
+        journal.say(f"going on from step {checkpoint.step}")
+    else:
+        trainer.probe()
+    journal.begin_at(trainer.progress.step)
+    finished_before = (out / "README.md").exists() and trainer.progress.step >= recipe.training.steps
+    if not finished_before and trainer.progress.step < recipe.training.steps:
+        trainer.run()
+    if trainer.stopped:
+        journal.close()
+        journal.say(f"stopped after step {trainer.progress.step}, saved; run the same command to go on")
+        return Result(out, False, {})
+    numbers = _finish(trainer, recipe, prepared, out) if world.leads else {}
+    world.wait()
+    return Result(out, True, numbers)
+
+
+def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> dict[str, float]:
+    """The best model, or the mean of the last ones if that is better; its scores; its card."""
+    journal, progress = trainer.journal, trainer.progress
+    journal.close()
+    if not (out / "model.safetensors").exists():
+        save_weights(out, trainer.ema or state_of(trainer.model))
+    _load_into(trainer.model, out)
+    trainer.ema = {}
+    numbers, samples = trainer.score()
+    kept = [out / "checkpoints" / str(step) / "model.safetensors" for step in steps(out / "checkpoints")]
+    if recipe.training.average and len(kept) > 1:
+        trainer.model.load_state_dict(average(kept[-recipe.training.keep :]))
+        mean, mean_samples = trainer.score()
+        if trainer.is_better(mean[recipe.training.metric]):
+            numbers, samples = mean, mean_samples
+            save_weights(out, state_of(trainer.model))
+            journal.say(f"the mean of the last {len(kept)} checkpoints is better, and is kept")
+        _load_into(trainer.model, out)
+    memory = peak_memory()
+    speed = progress.tokens / max(1e-9, progress.seconds)
+    journal.write(progress.step, final=numbers, peak_memory=memory, tokens_per_second=speed, skipped=progress.skipped)
+    write_text(out / "README.md", card(recipe, prepared, progress, numbers, samples, memory, trainer.model))
+    journal.say(
+        f"{progress.step:,} steps, {progress.tokens:,} tokens in {progress.seconds:,.0f} s: {speed:,.0f} tokens/s, "
+        f"peak memory {memory / 2**20:,.0f} MiB" + (f", {progress.skipped} steps skipped" if progress.skipped else "")
+    )
+    return numbers
+
+
+def _load_into(model: Model, out: Path) -> None:
+    from safetensors.torch import load_file
+
+    model.load_state_dict(load_file(out / "model.safetensors"))
+
+
+def _earlier(out: Path) -> dict[str, Any] | None:
+    """What an earlier start in this folder was asked to do."""
+    path = out / "asked.json"
+    if not path.exists():
+        if (out / "config.yaml").exists():
+            raise ValueError(f"{out} holds a model that was not trained here; choose another --out")
+        return None
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return data
+
+
+def _refuse_changes(known: dict[str, Any], asked: dict[str, Any], out: Path) -> None:
+    changed = [line for line in differences(known, asked) if not _is_free(line, known)]
+    if not changed:
+        return
+    if changed == [line for line in changed if line.startswith("data:")]:
+        raise ValueError(f"the files have changed since {out} was begun; give the same ones, or choose another --out")
+    told = "; ".join(line.removeprefix("recipe.") for line in changed)
+    raise ValueError(f"{out} was begun with another recipe ({told}); use the old values, or choose another --out")
+
+
+def _is_free(line: str, known: dict[str, Any]) -> bool:
+    key = line.partition(":")[0].removeprefix("recipe.")
+    if key == "training.steps":  # more steps are no change where the rate does not depend on their number
+        return known["recipe"]["training"]["schedule"] in ("inverse_sqrt", "constant") and not known["budget"]
+    return key in FREE
+
+
+def _prepare(recipe: Recipe, inputs: Inputs, out: Path, cache: Path, world: World, journal: Journal) -> Prepared:
+    """The leading process prepares; the others then find it done."""
+    columns = 2 if inputs.pairs else 1
+    given = load_tokenizers(out, columns=columns) if (out / "tokenizer.json").exists() else None
+    if not world.leads:
+        world.wait()
+    prepared = prepare(inputs, recipe.data, recipe.tokenizer, cache=cache, given=given, notify=journal.say)
+    if world.leads:
+        world.wait()
+    return prepared
+
+
+def _resolve(
+    recipe: Recipe,
+    known: dict[str, Any] | None,
+    prepared: Prepared,
+    task: Task,
+    out: Path,
+    budget: str,
+    world: World,
+    journal: Journal,
+) -> Recipe:
+    """The recipe with nothing left open. What an earlier start decided stays decided."""
+    if known is not None:
+        saved = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
+        if not budget:
+            free = {key.partition(".")[2] for key in (*FREE, "training.steps")}
+            now = recipe.training.model_dump(mode="json")
+            saved["training"] |= {key: now[key] for key in free}
+        return parse_recipe(saved)
+    resolved = recipe.with_vocab(prepared.tokenizers[0].vocab, prepared.tokenizers[-1].vocab)
+    resolved = fit_memory(resolved, task, world=world, say=journal.say)
+    return plan(resolved, budget, task, prepared, say=journal.say) if budget else resolved
+
+
+def peak_memory() -> int:
+    """Bytes; of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
