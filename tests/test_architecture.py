@@ -11,6 +11,7 @@ LEVELS = [
     {"text", "model", "evaluation", "objectives"},
     {"data", "families", "adapters", "decoding"},
     {"checkpoint", "exchange"},
+    {"translator"},
     {"tasks"},
     {"training"},
     {"serving", "inspection"},

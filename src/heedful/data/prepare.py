@@ -53,6 +53,11 @@ class Inputs:
     test: tuple[Path, ...] = ()
     pairs: bool = True
 
+    def __post_init__(self) -> None:
+        for file in (*self.train, *self.valid, *self.test):
+            if not file.is_file():
+                raise ValueError(f"there is no file {file}")
+
     def read(self, split: str) -> Iterator[Line | Fault]:
         files: tuple[Path, ...] = getattr(self, split)
         return read_pairs(files) if self.pairs else read_texts(files)

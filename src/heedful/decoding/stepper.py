@@ -1,7 +1,10 @@
 """Between a search and any model: feed one token to each row, learn what may come next."""
 
+import math
+from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from heedful.model.decoder_only import DecoderOnly
@@ -53,3 +56,18 @@ class DecoderOnlyStepper:
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         self.cache.select(rows)
+
+
+class EnsembleStepper:
+    """Several models as one: the mean of their probabilities."""
+
+    def __init__(self, steppers: Sequence[Stepper]) -> None:
+        self.steppers = steppers
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        log_probs = torch.stack([stepper.advance(tokens) for stepper in self.steppers])
+        return log_probs.logsumexp(0) - math.log(len(self.steppers))
+
+    def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
+        for stepper in self.steppers:
+            stepper.select(rows, sentences)

@@ -12,17 +12,18 @@ from torch import Tensor
 from heedful.data import batches
 from heedful.data.prepare import Prepared
 from heedful.data.store import Store
-from heedful.decoding.greedy import greedy
-from heedful.decoding.stepper import EncoderDecoderStepper
+from heedful.decoding.generation import GenerationConfig
 from heedful.evaluation.metrics import quick_score
 from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.model.models import Model
 from heedful.objectives import Loss, cross_entropy
 from heedful.tasks import Scores, Task, TaskConfig
 from heedful.text.bpe import MergingBpe
-from heedful.text.tokenizer import BOS, EOS, PAD
+from heedful.text.tokenizer import BOS, EOS
+from heedful.translator import Row, Translator, pad
 
 SCORED = 200  # sentences translated at a validation
+GREEDY = GenerationConfig(num_beams=1)
 
 
 class TranslationConfig(TaskConfig):
@@ -93,7 +94,10 @@ class Translation:
             right += int((logits.argmax(-1) == wanted).sum())
             count += len(wanted)
         texts = self._references()
-        written = self.translate(model, [source for source, _ in texts], budget=budget)
+        translator = Translator([model], self.prepared.tokenizers, limit=1 << 30)
+        written = [
+            found.text for found in translator.translate([source for source, _ in texts], GREEDY, batch_tokens=budget)
+        ]
         numbers = {"loss": total / count, "accuracy": 100 * right / count}
         numbers |= quick_score(written, [target for _, target in texts], language=self.language)
         shown = [
@@ -101,20 +105,6 @@ class Translation:
             for (source, target), text in zip(texts[:samples], written, strict=False)
         ]
         return Scores(numbers, shown)
-
-    def translate(self, model: EncoderDecoder, texts: Sequence[str], *, budget: int) -> list[str]:
-        rows = [np.array(row) for row in self.prepared.tokenizers[0].encode(texts)]
-        lengths = np.array([[len(row) + 1] for row in rows])
-        written: list[list[int]] = [[] for _ in rows]
-        device = model.embedding.weight.device
-        for chosen in batches.cut(np.arange(len(rows)), lengths, budget):
-            source, valid = pad([rows[index] for index in chosen], last=EOS)
-            limits = [2 * len(rows[index]) + 10 for index in chosen]
-            stepper = EncoderDecoderStepper(model, source.to(device), valid.to(device), length=max(limits))
-            first = torch.full((len(chosen),), BOS, device=device)
-            for index, tokens in zip(chosen, greedy(stepper, first, eos=EOS, limits=limits), strict=True):
-                written[index] = tokens
-        return self.prepared.tokenizers[-1].decode(written)
 
     def _references(self) -> list[tuple[str, str]]:
         if self.prepared.has("valid"):
@@ -138,22 +128,8 @@ class Translation:
         ]
 
 
-def collate(sources: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> PairBatch:
+def collate(sources: Sequence[Row], targets: Sequence[Row]) -> PairBatch:
     source, source_valid = pad(sources, last=EOS)
     target, target_valid = pad(targets, first=BOS)
     wanted, _ = pad(targets, last=EOS)
     return PairBatch(source, source_valid, target, wanted, target_valid)
-
-
-def pad(rows: Sequence[np.ndarray], *, first: int | None = None, last: int | None = None) -> tuple[Tensor, Tensor]:
-    """Rows of different lengths -> (tokens, valid), with a first or last token added, padded on the right."""
-    before, after = int(first is not None), int(last is not None)
-    lengths = np.array([len(row) for row in rows]) + before + after
-    tokens = np.full((len(rows), int(lengths.max())), PAD, dtype=np.int64)
-    for place, row in enumerate(rows):
-        tokens[place, before : before + len(row)] = row
-    if first is not None:
-        tokens[:, 0] = first
-    if last is not None:
-        tokens[np.arange(len(rows)), lengths - 1] = last
-    return torch.from_numpy(tokens), torch.from_numpy(np.arange(tokens.shape[1]) < lengths[:, None])

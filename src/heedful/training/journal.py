@@ -25,6 +25,7 @@ class Journal:
         self._live: Live | None = None
         self._rate: float | None = None  # steps a second, smoothed
         self._last: tuple[int, float] | None = None
+        self._board = _tensorboard(folder) if speaks and folder.is_dir() else None
 
     def begin_at(self, step: int) -> None:
         """Forget what was written after this step, by a process that did not live to save it."""
@@ -38,6 +39,8 @@ class Journal:
         if self.speaks:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, **numbers}, ensure_ascii=False) + "\n")
+            for name, value in _flat(numbers) if self._board else ():
+                self._board.add_scalar(name, value, step)
 
     def step(self, step: int, *, best: str, **numbers: float) -> None:
         """A logged step: numbers to the file, a line to the person."""
@@ -73,6 +76,8 @@ class Journal:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        if self._board is not None:
+            self._board.flush()
 
     def _left(self, step: int) -> str:
         now = time.monotonic()
@@ -84,6 +89,25 @@ class Journal:
             return "ETA ...  "
         seconds = int((self.steps - step) / self._rate)
         return f"ETA {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}  "
+
+
+def _tensorboard(folder: Path) -> Any:
+    """A writer for TensorBoard, if that is installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder / "tensorboard"))
+
+
+def _flat(numbers: dict[str, Any], path: str = "") -> list[tuple[str, float]]:
+    found: list[tuple[str, float]] = []
+    for name, value in numbers.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{path}{name}/")
+        elif isinstance(value, int | float):
+            found.append((path + name, float(value)))
+    return found
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

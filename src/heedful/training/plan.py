@@ -57,9 +57,11 @@ def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, say: Sa
             "log_every": max(1, count // 100),
         },
     )
+    memory = _memory(candidate, task, World())
     say(
         f"plan for {budget}: {size} model, vocabulary {candidate.model.vocab:,}, {count:,} steps of {batch:,} tokens, "
-        f"{tokens / epoch:.1f} epochs at {speed:,.0f} tokens/s, about {tokens / speed / WORK / 60:.0f} minutes"
+        f"{tokens / epoch:.1f} epochs at {speed:,.0f} tokens/s, about {tokens / speed / WORK / 60:.0f} minutes "
+        f"and {memory / 2**20:,.0f} MiB"
     )
     return candidate
 
@@ -105,7 +107,6 @@ def fit_memory(recipe: Recipe, task: Task, *, world: World, say: Say) -> Recipe:
 
 def _fits(recipe: Recipe, task: Task, world: World) -> bool:
     """Try the worst batch: for real on a GPU; on a CPU, where failing would be the end, by an eighth of it."""
-    assert isinstance(recipe.training.batch_tokens, int)
     if world.device.type == "cuda":
         try:
             _trainer(recipe, task, world).probe()
@@ -115,14 +116,19 @@ def _fits(recipe: Recipe, task: Task, world: World) -> bool:
             torch.cuda.empty_cache()
         return True
     free = _free_memory()
-    if free is None:
-        return True
+    return free is None or _memory(recipe, task, world) < 0.8 * free
+
+
+def _memory(recipe: Recipe, task: Task, world: World) -> int:
+    """Bytes a training will need, about: what the forward pass keeps for an eighth of the worst batch, times eight and
+    half as much again for the backward pass; and weights, gradients and Adam's two averages."""
+    assert isinstance(recipe.training.batch_tokens, int)
     trainer = _trainer(_changed(recipe, {"batch_tokens": max(1, recipe.training.batch_tokens // 8)}), task, world)
     weights = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
     counter = _CountSaved()
     with counter:
         trainer.probe()
-    return 8 * counter.bytes * 1.5 + 3 * weights < 0.8 * free
+    return int(8 * counter.bytes * 1.5 + 4 * weights)
 
 
 class _CountSaved(torch.autograd.graph.saved_tensors_hooks):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from heedful.checkpoint import average, newest, save_weights, state_of, steps
 from heedful.data.prepare import Inputs, Prepared, load_tokenizers, prepare, save_tokenizers
@@ -20,7 +21,7 @@ from heedful.training.card import card
 from heedful.training.journal import Journal
 from heedful.training.loop import Trainer
 from heedful.training.parallel import World, join
-from heedful.training.plan import fit_memory, plan
+from heedful.training.plan import fit_memory, parse_budget, plan
 from heedful.training.recipe import Recipe, differences, parse_recipe
 
 # What may differ when a training goes on: it changes what is seen and kept, not what is computed.
@@ -46,8 +47,9 @@ def train(
     show: Callable[[Prepared, Recipe], None] = lambda prepared, recipe: None,
 ) -> Result:
     """Train by a recipe on a person's files, into a model folder. `show` is told what is about to be done."""
+    if budget:
+        parse_budget(budget)
     world = join()
-    torch.manual_seed(recipe.seed)
     journal = Journal(out, steps=0, speaks=world.leads)
     known = _earlier(out)
     asked = {"recipe": recipe.model_dump(mode="json"), "budget": budget, "data": inputs.digest()}
@@ -83,8 +85,7 @@ def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: Wor
     else:
         trainer.probe()
     journal.begin_at(trainer.progress.step)
-    finished_before = (out / "README.md").exists() and trainer.progress.step >= recipe.training.steps
-    if not finished_before and trainer.progress.step < recipe.training.steps:
+    if trainer.progress.step < recipe.training.steps:
         trainer.run()
     if trainer.stopped:
         journal.close()
@@ -125,8 +126,6 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
 
 
 def _load_into(model: Model, out: Path) -> None:
-    from safetensors.torch import load_file
-
     model.load_state_dict(load_file(out / "model.safetensors"))
 
 

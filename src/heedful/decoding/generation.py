@@ -1,0 +1,67 @@
+"""How to write: the settings of a search, by Hugging Face's names."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from heedful.config import Config, Size
+
+
+class GenerationConfig(Config):
+    """Beam search unless `num_beams` is 1 (greedy) or `do_sample` is set.
+
+    num_return_sequences    how many hypotheses of each sentence to give back, the best first
+    length_penalty          ranked by log-probability / length^length_penalty; 1 = the average, 0 = the sum
+    alpha                   the same by ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14)
+    max_new_tokens          0 = from the length of the source
+    early_stopping          never = go on until no live hypothesis can beat the worst kept one, which is exact;
+                            true = stop at `num_beams` finished ones
+    no_repeat_ngram_size    no run of so many tokens twice; 0 = off
+    repetition_penalty      above 1: tokens already written are less likely (Keskar et al. 2019)
+    num_beam_groups         diverse beam search (Vijayakumar et al. 2018): groups that avoid each other's words
+    """
+
+    num_beams: Size = 4
+    num_return_sequences: Size = 1
+    length_penalty: float = 1.0
+    alpha: float = 0.0
+    max_new_tokens: int = Field(0, ge=0)
+    min_new_tokens: int = Field(0, ge=0)
+    early_stopping: Literal["never", True] = "never"
+    no_repeat_ngram_size: int = Field(0, ge=0)
+    repetition_penalty: float = Field(1.0, gt=0)
+    num_beam_groups: Size = 1
+    diversity_penalty: float = Field(0.0, ge=0)
+    do_sample: bool = False
+    temperature: float = Field(1.0, gt=0)
+    top_k: int = Field(0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    min_p: float = Field(0.0, ge=0, lt=1)
+    seed: int | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "GenerationConfig":
+        if not self.do_sample and self.num_return_sequences > self.num_beams:
+            raise ValueError(
+                f"num_return_sequences {self.num_return_sequences} is more than num_beams {self.num_beams}; "
+                "raise num_beams or set do_sample"
+            )
+        if self.num_beams % self.num_beam_groups:
+            raise ValueError(f"num_beams {self.num_beams} do not split into {self.num_beam_groups} num_beam_groups")
+        if self.num_beam_groups > 1 and not self.diversity_penalty:
+            raise ValueError("num_beam_groups without a diversity_penalty would all find the same; set it, say to 1.0")
+        if self.max_new_tokens and self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(f"min_new_tokens {self.min_new_tokens} is above max_new_tokens {self.max_new_tokens}")
+        return self
+
+    def rank(self, log_prob: float, length: int) -> float:
+        """What hypotheses are compared by; `length` counts every token written, the end included."""
+        return log_prob / (length**self.length_penalty * ((5 + length) / 6) ** self.alpha)
+
+    def best_rank(self, log_prob: float, length: int, limit: int) -> float:
+        """The highest rank that a live hypothesis of this length can still reach by ending within the limit.
+
+        Its log-probability only falls. Where length divides, the longest ending is the kindest; the kindest of all is
+        at one end of the range, because the divisor rises or falls throughout.
+        """
+        return max(self.rank(log_prob, length + 1), self.rank(log_prob, max(limit, length + 1)))

@@ -1,0 +1,81 @@
+"""What may not be written, whatever the model thinks: applied to the log-probabilities before a search sees them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from heedful.decoding.generation import GenerationConfig
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules of one batch.
+
+    never     tokens that are never written (padding, the start)
+    banned    phrases that are never written, as token ids
+    prefixes  for each sentence the tokens its text must begin with; empty = free
+    """
+
+    config: GenerationConfig
+    eos: int
+    never: tuple[int, ...] = ()
+    banned: Sequence[Sequence[int]] = ()
+    prefixes: Sequence[Sequence[int]] = field(default_factory=list)
+
+    def apply(self, log_probs: Tensor, written: Tensor, sentences: list[int]) -> Tensor:
+        """log_probs: sentences beams vocab; written: sentences beams length; `sentences`: their numbers."""
+        length = written.shape[2]
+        if self.never:
+            log_probs[..., list(self.never)] = -torch.inf
+        if length < self.config.min_new_tokens:
+            log_probs[..., self.eos] = -torch.inf
+        if self.config.repetition_penalty != 1.0 and length:
+            log_probs = _penalise_repetition(log_probs, written, self.config.repetition_penalty)
+        if self.config.no_repeat_ngram_size and length >= self.config.no_repeat_ngram_size - 1:
+            _ban_repeated(log_probs, written, self.config.no_repeat_ngram_size)
+        for phrase in self.banned:
+            _ban_phrase(log_probs, written, phrase)
+        for place, sentence in enumerate(sentences):
+            if sentence < len(self.prefixes) and length < len(self.prefixes[sentence]):
+                _force(log_probs[place], self.prefixes[sentence][length])
+        return log_probs
+
+
+def _penalise_repetition(log_probs: Tensor, written: Tensor, penalty: float) -> Tensor:
+    """Keskar et al. 2019, section 4.1, on log-probabilities: all are negative, so all are multiplied."""
+    seen = log_probs.gather(-1, written) * penalty
+    return log_probs.scatter(-1, written, seen)
+
+
+def _ban_repeated(log_probs: Tensor, written: Tensor, size: int) -> None:
+    """A token that would complete a run of `size` tokens written before."""
+    length = written.shape[2]
+    if size == 1:
+        log_probs.scatter_(-1, written, -torch.inf)
+        return
+    if length < size:
+        return
+    runs = written.unfold(2, size, 1)  # sentences beams runs size
+    tail = written[..., length - size + 1 :]
+    same = (runs[..., :-1] == tail[:, :, None]).all(-1)
+    for sentence, beam, place in same.nonzero().tolist():
+        log_probs[sentence, beam, runs[sentence, beam, place, -1]] = -torch.inf
+
+
+def _ban_phrase(log_probs: Tensor, written: Tensor, phrase: Sequence[int]) -> None:
+    """The last token of a phrase whose other tokens have just been written."""
+    before = len(phrase) - 1
+    if before > written.shape[2]:
+        return
+    tail = written[..., written.shape[2] - before :]
+    starts = (tail == torch.tensor(phrase[:-1], device=written.device, dtype=written.dtype)).all(-1)
+    log_probs[..., phrase[-1]] = log_probs[..., phrase[-1]].masked_fill(starts, -torch.inf)
+
+
+def _force(log_probs: Tensor, token: int) -> None:
+    """Only this token; its own log-probability stays, so that scores remain the model's."""
+    kept = log_probs[..., token].clone()
+    log_probs.fill_(-torch.inf)
+    log_probs[..., token] = torch.where(kept == -torch.inf, torch.zeros_like(kept), kept)

@@ -1,0 +1,79 @@
+"""Sampling: the next token by chance, from what is likely enough."""
+
+import torch
+from torch import Tensor
+
+from heedful.decoding.beam import Hypothesis
+from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.rules import Rules
+from heedful.decoding.stepper import Stepper
+
+
+@torch.inference_mode()
+def sample(
+    stepper: Stepper, first: Tensor, config: GenerationConfig, *, eos: int, limits: list[int], rules: Rules
+) -> list[Hypothesis]:
+    """One text for each row. Scores are the model's own log-probabilities, whatever was cut away.
+
+    With a seed, a row's text depends on the seed and its place alone, not on how long the others get.
+    """
+    rows = len(limits)
+    chance = [_generator(config.seed, row, first.device) for row in range(rows)]
+    tokens: list[list[int]] = [[] for _ in range(rows)]
+    log_probs: list[list[float]] = [[] for _ in range(rows)]
+    ended = [False] * rows
+    live, latest = list(range(rows)), first
+    while live:
+        raw = stepper.advance(latest)
+        written = torch.tensor([tokens[row] for row in live], dtype=torch.long, device=first.device)[:, None]
+        ruled = rules.apply(raw.clone()[:, None], written.reshape(len(live), 1, -1), live)[:, 0]
+        probabilities = likely(ruled / config.temperature, config).softmax(-1)
+        draws = [torch.multinomial(probabilities[place], 1, generator=chance[row]) for place, row in enumerate(live)]
+        latest = torch.cat(draws)
+        going = []
+        for place, (row, token) in enumerate(zip(live, latest.tolist(), strict=True)):
+            log_probs[row].append(float(raw[place, token]))
+            ended[row] = token == eos
+            if not ended[row]:
+                tokens[row].append(token)
+                if len(log_probs[row]) < limits[row]:
+                    going.append(place)
+        if len(going) < len(live):
+            live = [live[place] for place in going]
+            kept = torch.tensor(going, dtype=torch.long, device=first.device)
+            latest = latest[kept]
+            if live:
+                stepper.select(kept, kept)
+    return [
+        Hypothesis(tokens[row], config.rank(sum(log_probs[row]), len(log_probs[row])), sum(log_probs[row]),
+                   log_probs[row], ended[row])
+        for row in range(rows)
+    ]  # fmt: skip
+
+
+def likely(logits: Tensor, config: GenerationConfig) -> Tensor:
+    """-inf for what is not likely enough.
+
+    top_k   not among the k likeliest                                      Fan et al. 2018
+    top_p   not in the smallest set whose probability is at least p        Holtzman et al. 2020
+    min_p   less likely than p times the likeliest                         Nguyen et al. 2024
+    """
+    if config.top_k and config.top_k < logits.shape[-1]:
+        least = logits.topk(config.top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if config.top_p < 1:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        probabilities = ordered.softmax(-1)
+        beyond = probabilities.cumsum(-1) - probabilities >= config.top_p  # the set is full without it
+        logits = logits.masked_fill(beyond.scatter(-1, order, beyond), -torch.inf)
+    if config.min_p:
+        probabilities = logits.softmax(-1)
+        least = config.min_p * probabilities.max(dim=-1, keepdim=True).values
+        logits = logits.masked_fill(probabilities < least, -torch.inf)
+    return logits
+
+
+def _generator(seed: int | None, row: int, device: torch.device) -> torch.Generator | None:
+    if seed is None:
+        return None
+    return torch.Generator(device=device).manual_seed((seed * 1_000_003 + row) % 2**63)

@@ -1,0 +1,141 @@
+"""Every format people have, and every way a file can be broken."""
+
+import gzip
+import json
+
+import pytest
+
+from heedful.data.corpus import Fault, Line, near, read_pairs, read_texts
+
+PAIRS = [("Hello.", "Hallo."), ("Two words", "Zwei Wörter"), ("日本", "Japan")]
+
+
+def texts(lines):
+    return [line.texts for line in lines if isinstance(line, Line)]
+
+
+def faults(lines):
+    return [(line.number, line.reason) for line in lines if isinstance(line, Fault)]
+
+
+def write(path, data):
+    data = data.encode() if isinstance(data, str) else data
+    with gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb") as file:
+        file.write(data)
+    return path
+
+
+def tsv(pairs=PAIRS):
+    return "".join(f"{source}\t{target}\n" for source, target in pairs)
+
+
+@pytest.mark.parametrize("name", ["pairs.tsv", "pairs.tsv.gz", "pairs", "pairs.txt"])
+def test_tsv_by_name_or_by_its_first_line(tmp_path, name):
+    assert texts(read_pairs([write(tmp_path / name, tsv())])) == PAIRS
+
+
+@pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.jsonl.gz", "pairs"])
+@pytest.mark.parametrize("keys", [("source", "target"), ("src", "tgt"), ("input", "output")])
+def test_jsonl(tmp_path, name, keys):
+    data = "".join(json.dumps(dict(zip(keys, pair, strict=True))) + "\n" for pair in PAIRS)
+    assert texts(read_pairs([write(tmp_path / name, data)])) == PAIRS
+
+
+def test_jsonl_with_a_translation_inside(tmp_path):
+    data = "".join(json.dumps({"translation": {"en": first, "de": second}}) + "\n" for first, second in PAIRS)
+    assert texts(read_pairs([write(tmp_path / "pairs.jsonl", data)])) == PAIRS
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_two_parallel_files(tmp_path, suffix):
+    sides = [
+        write(tmp_path / f"train.{side}{suffix}", "".join(pair[index] + "\n" for pair in PAIRS))
+        for index, side in enumerate(("en", "de"))
+    ]
+    assert texts(read_pairs(sides)) == PAIRS
+    assert texts(read_pairs(sides * 2)) == PAIRS * 2
+
+
+def test_several_files_come_one_after_the_other(tmp_path):
+    files = [write(tmp_path / f"{index}.tsv", tsv()) for index in range(3)]
+    assert texts(read_pairs(files)) == PAIRS * 3
+
+
+def test_a_third_column_is_not_used(tmp_path):
+    assert texts(read_pairs([write(tmp_path / "p.tsv", "a\tb\tCC-BY 2.0\n")])) == [("a", "b")]
+
+
+def test_windows_files(tmp_path):
+    assert (
+        texts(read_pairs([write(tmp_path / "p.tsv", b"\xef\xbb\xbf" + tsv().replace("\n", "\r\n").encode())])) == PAIRS
+    )
+
+
+def test_separators_inside_a_text_do_not_cut_it(tmp_path):
+    assert texts(read_pairs([write(tmp_path / "p.tsv", "a\u2028b\x0bc\x85d\te\n")])) == [("a\u2028b\x0bc\x85d", "e")]
+
+
+def test_bad_lines_are_told_with_their_number(tmp_path):
+    data = b"good\tgut\nno tab\n\t\xc3\xa4\n\nbad \xff\tschlecht\nfine\tfein"
+    lines = list(read_pairs([write(tmp_path / "p.tsv", data)]))
+    assert texts(lines) == [("good", "gut"), ("fine", "fein")]
+    assert faults(lines) == [(2, "only one column"), (3, "empty side"), (4, "empty line"), (5, "invalid UTF-8")]
+
+
+def test_bad_json_lines_are_told_with_their_number(tmp_path):
+    data = '{"source": "a", "target": "b"}\n{nope\n[1]\n{"source": "a"}\n{"source": "a", "target": 3}\n'
+    lines = list(read_pairs([write(tmp_path / "p.jsonl", data)]))
+    reasons = [
+        (2, "not a JSON object"),
+        (3, "not a JSON object"),
+        (4, "no source and target"),
+        (5, "no source and target"),
+    ]
+    assert faults(lines) == reasons
+
+
+def test_parallel_files_of_unequal_length_stop(tmp_path):
+    first, second = write(tmp_path / "t.en", "a\nb\nc\n"), write(tmp_path / "t.de", "a\nb\n")
+    with pytest.raises(ValueError, match=r"t\.en has 3 lines and t\.de has 2; parallel files must match line by line"):
+        list(read_pairs([first, second]))
+
+
+def test_one_plain_file_is_no_pair(tmp_path):
+    with pytest.raises(ValueError, match="pairs come as TSV .* this is none of them"):
+        list(read_pairs([write(tmp_path / "book.txt", "just text\n")]))
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(ValueError, match="there is no file .*missing.tsv"):
+        list(read_pairs([tmp_path / "missing.tsv"]))
+
+
+def test_a_file_that_only_claims_to_be_gzipped(tmp_path):
+    path = tmp_path / "p.tsv.gz"
+    path.write_bytes(b"not gzip at all")
+    with pytest.raises(ValueError, match=r"p\.tsv\.gz cannot be read"):
+        list(read_pairs([path]))
+
+
+def test_a_gzipped_file_that_was_cut(tmp_path):
+    path = write(tmp_path / "p.tsv.gz", tsv() * 1000)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"p\.tsv\.gz cannot be read"):
+        list(read_pairs([path]))
+
+
+def test_plain_text_comes_as_documents_and_nothing_is_lost(tmp_path):
+    text = "First line\nsecond\n\nAnother document\n\n\nlast"
+    found = texts(read_texts([write(tmp_path / "book.txt", text)]))
+    assert "".join(document for (document,) in found) == text + "\n"
+    assert found[0] == ("First line\nsecond\n\n",)
+
+
+def test_jsonl_texts(tmp_path):
+    lines = list(read_texts([write(tmp_path / "t.jsonl", '{"text": "one"}\n{"x": 1}\n{"text": "two\\nlines"}\n')]))
+    assert texts(lines) == [("one",), ("two\nlines",)]
+    assert faults(lines) == [(2, "no text")]
+
+
+def test_near_ignores_case_spaces_and_punctuation():
+    assert near("Hello, World!") == near("hello world") != near("hello worlds")

@@ -1,0 +1,124 @@
+"""From files to stores: found again, split the same way every time, with no sentence on two sides."""
+
+import json
+
+import pytest
+
+from heedful.data.prepare import DataConfig, Inputs, file_digest, prepare
+from heedful.text.tokenizer import TokenizerConfig
+from tests.corpora import pairs
+
+CHARACTERS = TokenizerConfig(kind="character")
+
+
+def run(tmp_path, file, *, data=None, config=CHARACTERS, **splits):
+    said = []
+    inputs = Inputs(train=(file,), **splits)
+    found = prepare(inputs, data or DataConfig(), config, cache=tmp_path / "cache", notify=said.append)
+    return found, said
+
+
+def test_a_second_start_finds_everything_done(tmp_path):
+    file = pairs(tmp_path / "p.tsv")
+    first, said = run(tmp_path, file)
+    assert said == ["looking over the corpus", "training the tokenizer", "tokenising the corpus"]
+    moved = file.rename(tmp_path / "other-name.tsv")
+    second, said = run(tmp_path, moved)
+    assert said == [] and second.folder == first.folder and second.facts == first.facts
+
+
+@pytest.mark.parametrize("change", ["content", "length", "tokenizer"])
+def test_whatever_matters_makes_a_new_store(tmp_path, change):
+    file = pairs(tmp_path / "p.tsv")
+    first, _ = run(tmp_path, file)
+    if change == "content":
+        file.write_text(file.read_text() + "one more\terom eno\n")
+    data = DataConfig(max_length=9) if change == "length" else None
+    config = TokenizerConfig(vocab=300) if change == "tokenizer" else CHARACTERS
+    second, said = run(tmp_path, file, data=data, config=config)
+    assert second.folder != first.folder and "tokenising the corpus" in said
+
+
+def test_held_out_sentences_are_on_one_side_only(tmp_path):
+    file = pairs(tmp_path / "p.tsv", 2000, longest=4)  # short lines repeat
+    found, _ = run(tmp_path, file, data=DataConfig(held_out=100))
+    tokenizer = found.tokenizers[0]
+    import numpy as np
+
+    train = {tuple(row) for row in found.store("train").rows(0, np.arange(len(found.store("train"))))}
+    sides = {split: {source for source, _ in found.texts(split)} for split in ("valid", "test")}
+    assert sides["valid"] and sides["test"] and not sides["valid"] & sides["test"]
+    for split in sides.values():
+        assert not {tuple(row) for row in tokenizer.encode(sorted(split))} & train
+
+
+def test_the_split_does_not_depend_on_the_order_of_lines(tmp_path):
+    file = pairs(tmp_path / "p.tsv")
+    first, _ = run(tmp_path, file)
+    file.write_text("".join(reversed(file.read_text().splitlines(keepends=True))))
+    second, _ = run(tmp_path, file)
+    assert sorted(first.texts("valid")) == sorted(second.texts("valid"))
+
+
+def test_given_files_are_used_and_nothing_is_held_out(tmp_path):
+    file, valid = pairs(tmp_path / "p.tsv"), pairs(tmp_path / "v.tsv", 30, seed=1)
+    found, _ = run(tmp_path, file, valid=(valid,))
+    assert found.facts["rows"] == {"train": 300, "valid": 30, "test": 0}
+
+
+def test_too_long_pairs_are_left_out_and_counted(tmp_path):
+    file = pairs(tmp_path / "p.tsv")
+    file.write_text(file.read_text() + f"{'x ' * 200}\tlong\n")
+    found, _ = run(tmp_path, file, data=DataConfig(max_length=50))
+    assert found.facts["too_long"] == 1
+    with pytest.raises(ValueError, match="no pair is left to train on: .* have more than 1 tokens on a side; raise"):
+        run(tmp_path, file, data=DataConfig(max_length=1))
+
+
+def test_a_file_without_a_usable_line(tmp_path):
+    file = tmp_path / "p.tsv"
+    file.write_text("one\ntwo\n\n")
+    with pytest.raises(ValueError, match=r"p\.tsv: no usable line among 3 \(2 only one column, 1 empty line\)"):
+        run(tmp_path, file)
+    file.write_text("")
+    with pytest.raises(ValueError, match=r"p\.tsv: no usable line among 0 \(empty\)"):
+        run(tmp_path, file)
+
+
+def test_separate_vocabularies(tmp_path):
+    file = pairs(tmp_path / "p.tsv", change=lambda text: text.upper())
+    found, _ = run(tmp_path, file, config=TokenizerConfig(kind="character", joint=False))
+    first, second = found.tokenizers
+    assert "A" not in first.token_ids() and "A" in second.token_ids()
+    again, said = run(tmp_path, file, config=TokenizerConfig(kind="character", joint=False))
+    assert not said and [t.digest() for t in again.tokenizers] == [first.digest(), second.digest()]
+
+
+def test_a_cut_off_start_leaves_nothing_that_looks_finished(tmp_path, monkeypatch):
+    from heedful.data import prepare as module
+
+    file = pairs(tmp_path / "p.tsv")
+    monkeypatch.setattr(module.StoreWriter, "close", lambda self: (_ for _ in ()).throw(OSError("No space left")))
+    with pytest.raises(OSError, match="No space left"):
+        run(tmp_path, file)
+    monkeypatch.undo()
+    found, said = run(tmp_path, file)
+    assert said == ["tokenising the corpus"] and found.facts["rows"]["train"] > 200
+    assert not list((tmp_path / "cache").glob(".building-*"))
+
+
+def test_a_text_is_cut_once_at_its_last_tenth(tmp_path):
+    file = tmp_path / "book.txt"
+    file.write_text("\n\n".join(f"paragraph {number} of the book" for number in range(500)))
+    found = prepare(Inputs((file,), pairs=False), DataConfig(), CHARACTERS, cache=tmp_path / "cache")
+    valid = "".join(text for (text,) in found.texts("valid"))
+    assert (file.read_text() + "\n").endswith(valid)
+    assert 0.08 < len(valid) / len(file.read_text()) < 0.12
+    assert sum(found.facts["tokens"]) + len(valid) == len(file.read_text()) + 1
+
+
+def test_the_facts_are_plain_json(tmp_path):
+    file = pairs(tmp_path / "p.tsv")
+    found, _ = run(tmp_path, file)
+    assert json.loads((found.folder / "facts.json").read_text()) == found.facts
+    assert found.facts["files"]["train"] == {"p.tsv": file_digest(file)}
