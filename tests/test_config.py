@@ -36,7 +36,7 @@ BAD = {
     "encoder.norm.eps=0": "encoder.norm.eps: input should be greater than 0, not 0",
     "source_vocab=99": "tie 'all' shares one table, but source_vocab 99 is not vocab 32000; choose tie 'output'",
     "tie=yes": "tie: input should be 'all', 'output', 'inputs' or 'none', not True",
-    "embedding.width=7": "encoder: width 7 is odd, but sinusoids come in pairs; choose an even width",
+    "embedding.width=7": "encoder: width 7 does not make at least two pairs of sin and cos; choose an even width",
     "encoder.position={kind: relative_bias, buckets: 30}": "buckets 30 cannot be halved twice; choose a multiple of 4",
     "width": "'width' is not of the form key=value, such as width=256",
     "width.layers=3": "'width.layers': 'width' holds 512, which has no keys of its own",

@@ -155,7 +155,7 @@ def done(finished: list[Hypothesis], live: Tensor, length: int, limit: int, conf
     best = float(live[0])
     if best == -torch.inf or length >= limit:
         return True
-    if config.early_stopping is True:
+    if config.early_stopping is True or config.num_beams == 1:  # a beam of one is greedy: it takes the first end
         return len(finished) >= config.num_beams
     wanted = config.num_return_sequences
     if len(finished) < wanted:

@@ -18,6 +18,7 @@ class GenerationConfig(Config):
                             true = stop at `num_beams` finished ones
     no_repeat_ngram_size    no run of so many tokens twice; 0 = off
     repetition_penalty      above 1: tokens already written are less likely (Keskar et al. 2019)
+    renormalize_logits      share out among the others what the rules took from some (as CTranslate2 does)
     num_beam_groups         diverse beam search (Vijayakumar et al. 2018): groups that avoid each other's words
     """
 
@@ -30,6 +31,7 @@ class GenerationConfig(Config):
     early_stopping: Literal["never", True] = "never"
     no_repeat_ngram_size: int = Field(0, ge=0)
     repetition_penalty: float = Field(1.0, gt=0)
+    renormalize_logits: bool = False
     num_beam_groups: Size = 1
     diversity_penalty: float = Field(0.0, ge=0)
     do_sample: bool = False

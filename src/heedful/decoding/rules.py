@@ -40,7 +40,7 @@ class Rules:
         for place, sentence in enumerate(sentences):
             if sentence < len(self.prefixes) and length < len(self.prefixes[sentence]):
                 _force(log_probs[place], self.prefixes[sentence][length])
-        return log_probs
+        return log_probs.log_softmax(-1) if self.config.renormalize_logits else log_probs
 
 
 def _penalise_repetition(log_probs: Tensor, written: Tensor, penalty: float) -> Tensor:

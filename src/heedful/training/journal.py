@@ -25,7 +25,7 @@ class Journal:
         self._live: Live | None = None
         self._rate: float | None = None  # steps a second, smoothed
         self._last: tuple[int, float] | None = None
-        self._board = _tensorboard(folder) if speaks and folder.is_dir() else None
+        self._board: Any = _tensorboard(folder) if speaks and folder.is_dir() else None
 
     def begin_at(self, step: int) -> None:
         """Forget what was written after this step, by a process that did not live to save it."""

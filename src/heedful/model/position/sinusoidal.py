@@ -10,17 +10,24 @@ from heedful.model.position import Position, PositionConfig
 
 
 class SinusoidalConfig(PositionConfig):
-    """`layout`: `interleaved` is the paper's (sin, cos, sin, cos ...); `halves` is Marian's (all sin, then all cos)."""
+    """The paper's, unless told otherwise; others have published small variations.
+
+    layout    interleaved = sin, cos, sin, cos ...; halves = all sin, then all cos (Marian)
+    closed    the longest wave is base itself, not the step before it (tensor2tensor, OpenNMT, M2M100)
+    offset    what the first position is counted as (OpenNMT 1, M2M100 2)
+    """
 
     base: float = Field(10000.0, gt=1)
     layout: Literal["interleaved", "halves"] = "interleaved"
+    closed: bool = False
+    offset: int = Field(0, ge=0)
 
     def build(self, *, width: int, heads: int, head_width: int, causal: bool) -> "Sinusoidal":
         return Sinusoidal(self)
 
     def check(self, *, width: int, head_width: int) -> None:
-        if width % 2:
-            raise ValueError(f"width {width} is odd, but sinusoids come in pairs; choose an even width")
+        if width % 2 or width < 4:
+            raise ValueError(f"width {width} does not make at least two pairs of sin and cos; choose an even width")
 
 
 class Sinusoidal(Position):
@@ -33,6 +40,8 @@ class Sinusoidal(Position):
         super().__init__()
         self.base = config.base
         self.interleaved = config.layout == "interleaved"
+        self.closed = config.closed
+        self.offset = config.offset
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.waves(positions, x.shape[-1]).to(x.dtype)
@@ -40,7 +49,8 @@ class Sinusoidal(Position):
     def waves(self, positions: Tensor, width: int) -> Tensor:
         # In float64 where the device has it: at position 10,000 a float32 angle is already off in the third digit.
         exact = torch.float32 if positions.device.type == "mps" else torch.float64
-        pair = torch.arange(width // 2, dtype=exact, device=positions.device)
-        angles = positions[..., None].to(exact) / self.base ** (2 * pair / width)  # batch query width/2
+        pairs = width // 2
+        share = torch.arange(pairs, dtype=exact, device=positions.device) / (pairs - 1 if self.closed else pairs)
+        angles = (positions[..., None] + self.offset).to(exact) / self.base**share  # batch query width/2
         waves = torch.sin(angles), torch.cos(angles)
         return torch.stack(waves, dim=-1).flatten(-2) if self.interleaved else torch.cat(waves, dim=-1)
