@@ -11,7 +11,7 @@ LEVELS = [
     {"text", "model", "evaluation", "objectives"},
     {"data", "families", "adapters", "decoding"},
     {"checkpoint", "exchange"},
-    {"translator"},
+    {"translator", "generator"},
     {"tasks"},
     {"training"},
     {"serving", "inspection"},

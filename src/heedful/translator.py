@@ -4,6 +4,7 @@ translator = load("runs/my-model")
 translator.translate(["Hello."])[0].text
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -79,6 +80,27 @@ class Translator:
         iterator = iter(texts)
         while chunk := list(islice(iterator, CHUNK)):
             yield from self.translate(chunk, config, batch_tokens=batch_tokens)
+
+    @torch.inference_mode()
+    def score(self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = 4096) -> list[list[float]]:
+        """The log-probability of each token of each target, its end included, given its source."""
+        sources, targets = self.source.encode([s for s, _ in pairs]), self.target.encode([t for _, t in pairs])
+        lengths = np.array([[len(s) + 1, len(t) + 1] for s, t in zip(sources, targets, strict=True)]).reshape(-1, 2)
+        found: list[list[float]] = [[] for _ in pairs]
+        for chosen in cut(np.arange(len(pairs)), lengths, batch_tokens) if len(pairs) else []:
+            source, valid = pad([sources[index] for index in chosen], last=EOS)
+            target, real = pad([targets[index] for index in chosen], first=BOS)
+            wanted, _ = pad([targets[index] for index in chosen], last=EOS)
+            log_probs = self._log_probs(source.to(self.device), valid.to(self.device), target.to(self.device))
+            picked = log_probs.gather(-1, wanted.to(self.device)[..., None])[..., 0]
+            for row, index in enumerate(chosen):
+                found[index] = picked[row, real[row].to(self.device)].tolist()
+        return found
+
+    def _log_probs(self, source: Tensor, valid: Tensor, target: Tensor) -> Tensor:
+        """batch target vocab; of several models, the mean of their probabilities."""
+        each = [model(source, target, source_valid=valid).float().log_softmax(-1) for model in self.models]
+        return each[0] if len(each) == 1 else torch.stack(each).logsumexp(0) - math.log(len(each))
 
     def _write(
         self,

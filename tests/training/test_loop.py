@@ -228,7 +228,7 @@ def test_a_full_disk_stops_with_a_clear_line_and_leaves_the_last_checkpoint_whol
 def test_a_changed_recipe_is_refused_with_the_difference(corpus, tmp_path):
     out = tmp_path / "run"
     run(corpus, out)
-    with pytest.raises(ValueError, match=r"begun with another recipe \(training.learning_rate: 0.003 -> 0.01\)"):
+    with pytest.raises(ValueError, match=r"begun with another recipe \(training.learning_rate: 0.002 -> 0.01\)"):
         run(corpus, out, "training.learning_rate=0.01")
     with pytest.raises(ValueError, match=r"model.decoder.layers: 1 -> 2"):
         run(corpus, out, "model.decoder.layers=2")

@@ -11,8 +11,11 @@ import typer
 
 from heedful import __version__
 from heedful.commands.data import data
+from heedful.commands.evaluate import evaluate, score
+from heedful.commands.generate import generate
 from heedful.commands.params import params
 from heedful.commands.train import train
+from heedful.commands.translate import translate
 
 app = typer.Typer(
     name="heedful",
@@ -22,6 +25,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train)
+app.command()(translate)
+app.command()(evaluate)
+app.command()(score)
+app.command()(generate)
 app.add_typer(data)
 app.command()(params)
 

@@ -57,7 +57,7 @@ def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, say: Sa
             "log_every": max(1, count // 100),
         },
     )
-    memory = _memory(candidate, task, World())
+    memory = _in_use() + _memory(candidate, task, World())
     say(
         f"plan for {budget}: {size} model, vocabulary {candidate.model.vocab:,}, {count:,} steps of {batch:,} tokens, "
         f"{tokens / epoch:.1f} epochs at {speed:,.0f} tokens/s, about {tokens / speed / WORK / 60:.0f} minutes "
@@ -129,6 +129,14 @@ def _memory(recipe: Recipe, task: Task, world: World) -> int:
     with counter:
         trainer.probe()
     return int(8 * counter.bytes * 1.5 + 4 * weights)
+
+
+def _in_use() -> int:
+    """Bytes this process holds already, most of it the libraries."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    except OSError:
+        return 0
 
 
 class _CountSaved(torch.autograd.graph.saved_tensors_hooks):

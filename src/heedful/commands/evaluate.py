@@ -1,0 +1,216 @@
+"""`heedful evaluate` and `heedful score`: how good is it, in figures to report."""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def evaluate(
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL... TEST", help="Model folders, then the test pairs.")],
+    num_beams: Annotated[int, typer.Option("--num-beams", "--beam-size", "-b", help="1 = greedy.")] = 4,
+    length_penalty: Annotated[float, typer.Option(help="Score / length^this.")] = 1.0,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens translated together.")] = 2048,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+) -> None:
+    """Translate a test set and score it: sacreBLEU's BLEU, chrF and TER, exact match, perplexity, speed.
+
+    Several models stand side by side, with paired bootstrap tests against the first. For a language model and a text
+    file: perplexity and bits per byte.
+
+    Examples:
+
+      heedful evaluate runs/my-model test.tsv
+
+      heedful evaluate runs/old runs/new test.tsv --markdown
+    """
+    if len(models) < 2:
+        raise ValueError("give a model folder and a test file, such as: heedful evaluate runs/my-model test.tsv")
+    *folders, test = models
+    import heedful
+    from heedful.generator import Generator
+
+    if not test.is_file():
+        raise ValueError(f"there is no file {test}")
+    first = heedful.load(folders[0])
+    if isinstance(first, Generator):
+        _show_perplexity(first, test, as_json)
+        return
+    from heedful.checkpoint import read_config
+    from heedful.evaluation.compare import by_length, compare, worst
+
+    pairs = _pairs(test)
+    sources, references = [source for source, _ in pairs], [target for _, target in pairs]
+    language = str(read_config(folders[0]).get("data", {}).get("target_language", ""))
+    results, texts = {}, {}
+    for folder in folders:
+        found, texts[str(folder)] = _evaluate(folder, pairs, num_beams, length_penalty, batch_tokens, language)
+        results[str(folder)] = found
+    data: dict[str, Any] = {"test": test.name, "sentences": len(pairs), "models": results}
+    best = texts[str(folders[0])]
+    data["by_source_words"] = [
+        {"words": words, "sentences": count, "chrf": value}
+        for words, count, value in by_length(sources, best, references)
+    ]
+    data["worst"] = worst(sources, best, references)
+    if len(folders) > 1:
+        data["comparison"] = [vars(one) for one in compare(texts, [references], language=language)]
+    if as_json:
+        print(json.dumps(data, indent=2, ensure_ascii=False))
+    elif markdown:
+        print(_markdown(data))
+    else:
+        _print(data)
+
+
+def score(
+    models: Annotated[
+        list[Path], typer.Argument(metavar="MODEL [BACK] PAIRS", help="A model, maybe one of the way back, and pairs.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="JSONL with the log-probability of every token.")] = False,
+) -> None:
+    """The log-probability of each pair: a line each, source and target after it.
+
+    With a second model, which translates the other way, its log-probability of the source given the target stands in
+    the second column.
+
+    Examples:
+
+      heedful score runs/en-de pairs.tsv
+
+      heedful score runs/en-de runs/de-en pairs.tsv --json
+    """
+    if len(models) not in (2, 3):
+        raise ValueError(
+            "give one or two model folders and a file of pairs, such as: heedful score runs/my-model p.tsv"
+        )
+    *folders, file = models
+    from heedful.translator import load
+
+    translators = [load(folder) for folder in folders]
+    pairs = _pairs(file)
+    scores = [translators[0].score(pairs)]
+    if len(translators) == 2:
+        scores.append(translators[1].score([(target, source) for source, target in pairs]))
+    for index, (source, target) in enumerate(pairs):
+        found = [each[index] for each in scores]
+        if as_json:
+            line: dict[str, Any] = {"source": source, "target": target, "log_prob": sum(found[0]), "tokens": found[0]}
+            if len(found) == 2:
+                line |= {"back_log_prob": sum(found[1]), "back_tokens": found[1]}
+            print(json.dumps(line, ensure_ascii=False))
+        else:
+            print("\t".join([*(f"{sum(values):.4f}" for values in found), source, target]))
+
+
+def _pairs(file: Path) -> list[tuple[str, str]]:
+    from heedful.data.corpus import Fault, read_pairs
+
+    pairs = []
+    for line in read_pairs([file]):
+        if isinstance(line, Fault):
+            print(f"heedful: {line.file}:{line.number} left out: {line.reason}", file=sys.stderr)
+        else:
+            pairs.append((line.texts[0], line.texts[1]))
+    if not pairs:
+        raise ValueError(f"{file} has no usable pair")
+    return pairs
+
+
+def _evaluate(
+    folder: Path, pairs: list[tuple[str, str]], num_beams: int, length_penalty: float, batch_tokens: int, language: str
+) -> tuple[dict[str, Any], list[str]]:
+    from heedful.decoding.generation import GenerationConfig
+    from heedful.evaluation.metrics import score as scored
+    from heedful.translator import load
+
+    translator = load(folder)
+    config = GenerationConfig(num_beams=num_beams, length_penalty=length_penalty)
+    began = time.monotonic()
+    texts = [found.text for found in translator.translate([s for s, _ in pairs], config, batch_tokens=batch_tokens)]
+    seconds = time.monotonic() - began
+    log_probs = translator.score(pairs)
+    tokens = sum(map(len, log_probs))
+    results: dict[str, Any] = {
+        name: {"score": one.value, "signature": one.signature}
+        for name, one in scored(texts, [[target for _, target in pairs]], language=language).items()
+    }
+    results["perplexity"] = math.exp(-sum(map(sum, log_probs)) / max(1, tokens))
+    results["sentences_per_second"] = len(pairs) / seconds
+    return results, texts
+
+
+def _show_perplexity(generator: Any, test: Path, as_json: bool) -> None:
+    from heedful.data.corpus import Line, read_texts
+
+    text = "".join(line.texts[0] for line in read_texts([test]) if isinstance(line, Line))
+    log_probs = generator.log_probs(text)
+    if not log_probs:
+        raise ValueError(f"{test} is too short to score")
+    total = -sum(log_probs)
+    data = {
+        "test": test.name,
+        "tokens": len(log_probs),
+        "perplexity": math.exp(total / len(log_probs)),
+        "bits_per_byte": total / math.log(2) / len(text.encode()),
+    }
+    print(json.dumps(data, indent=2) if as_json else "\n".join(f"{name}: {value}" for name, value in data.items()))
+
+
+def _rows(data: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for name, found in data["models"].items():
+        cells = [f"{found[key]['score']:.2f}" for key in ("bleu", "chrf", "ter", "exact")]
+        rows.append([name, *cells, f"{found['perplexity']:.2f}", f"{found['sentences_per_second']:.1f}"])
+    return rows
+
+
+HEADER = ["model", "BLEU", "chrF2", "TER", "exact %", "perplexity", "sentences/s"]
+
+
+def _markdown(data: dict[str, Any]) -> str:
+    lines = ["| " + " | ".join(HEADER) + " |", "|---" + "|---:" * (len(HEADER) - 1) + "|"]
+    lines += ["| " + " | ".join(row) + " |" for row in _rows(data)]
+    first = next(iter(data["models"].values()))
+    lines += ["", f"{data['test']}, {data['sentences']:,} sentences. Signatures:", ""]
+    lines += [f"- {name}: `{first[name]['signature']}`" for name in ("bleu", "chrf", "ter")]
+    for one in data.get("comparison", []):
+        p = "" if one["p_value"] is None else f", p = {one['p_value']:.4f}"
+        lines.append(
+            f"- {one['system']}: {one['metric']} {one['score']:.2f} (mean {one['mean']:.2f} ± {one['interval']:.2f}{p})"
+        )
+    return "\n".join(lines)
+
+
+def _print(data: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(HEADER[0], title=f"{data['test']}, {data['sentences']:,} sentences", title_justify="left")
+    for column in HEADER[1:]:
+        table.add_column(column, justify="right")
+    for row in _rows(data):
+        table.add_row(*row)
+    console.print(table)
+    first = next(iter(data["models"].values()))
+    for name in ("bleu", "chrf", "ter"):
+        console.print(first[name]["signature"], highlight=False, soft_wrap=True)
+    for one in data.get("comparison", []):
+        luck = "" if one["p_value"] is None else f", p = {one['p_value']:.4f}"
+        mean = f"mean {one['mean']:.2f} ± {one['interval']:.2f}{luck}"
+        console.print(f"{one['system']}: {one['metric']} {one['score']:.2f} ({mean})", highlight=False)
+    lengths = ", ".join(
+        f"{one['words']} words {one['chrf']:.1f} ({one['sentences']})" for one in data["by_source_words"]
+    )
+    console.print(f"chrF by source length: {lengths}", highlight=False, soft_wrap=True)
+    for one in data["worst"]:
+        console.print(
+            f"chrF {one['chrf']:.1f}: {one['source']} -> {one['hypothesis']} (reference: {one['reference']})",
+            highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip

@@ -1,0 +1,50 @@
+"""`heedful generate`: a language model goes on from a prompt."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from heedful.config import parse
+
+
+def generate(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    prompt: Annotated[list[str] | None, typer.Argument(help="What to go on from; without, standard input.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="At most so many tokens.")] = 200,
+    num_return_sequences: Annotated[int, typer.Option("--num-return-sequences", "-n", help="How many texts.")] = 1,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
+    temperature: Annotated[float, typer.Option(help="Above 1: wilder.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="From the k likeliest; 0 = all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="From the likeliest that make up p.")] = 0.95,
+    min_p: Annotated[float, typer.Option(help="From what is at least p times as likely as the best.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: repeat less.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Of the samples.")] = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this string.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSONL.")] = False,
+) -> None:
+    """Continue a text with a language model.
+
+    Examples:
+
+      heedful generate runs/book "Once upon a time" --seed 1
+
+      heedful generate runs/book --greedy --max-new-tokens 50 < prompt.txt
+    """
+    from heedful.decoding.generation import GenerationConfig
+    from heedful.generator import load
+
+    given = locals()
+    keys = {name: given[name] for name in GenerationConfig.model_fields if name in given}
+    config = parse(GenerationConfig, {**keys, "do_sample": not greedy, "num_beams": max(1, num_return_sequences)})
+    generator = load(model)
+    prompts = prompt or [sys.stdin.read().rstrip("\n")]
+    for text, found in zip(prompts, generator.generate(prompts, config, stop_strings=stop or []), strict=True):
+        for one in found:
+            if as_json:
+                line = {"prompt": text, "text": one.text, "score": one.score, "finish_reason": one.stopped}
+                print(json.dumps(line, ensure_ascii=False))
+            else:
+                print(text + one.text)

@@ -1,0 +1,70 @@
+"""Several systems on the same sentences: is one better, or was it luck?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import PairedTest, Result
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A system's score, the 95 % interval around its mean, and the chance that it differs from the first by luck."""
+
+    system: str
+    metric: str
+    score: float
+    mean: float
+    interval: float
+    p_value: float | None
+
+
+def compare(
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[Sequence[str]],
+    *,
+    language: str = "",
+    samples: int = 1000,
+) -> list[Comparison]:
+    """Paired bootstrap resampling (Koehn 2004), as sacrebleu does it; the first system is the one compared with."""
+    metrics = {"BLEU": BLEU(trg_lang=language, references=references), "chrF2": CHRF(references=references)}
+    named: list[tuple[str, Sequence[str]]] = [(name, list(texts)) for name, texts in systems.items()]
+    _, scores = PairedTest(named, metrics, references=None, test_type="bs", n_samples=samples)()
+    return [
+        Comparison(name, metric, result.score, float(result.mean or 0), float(result.ci or 0), result.p_value)
+        for metric in metrics
+        for name, result in zip(systems, scores[metric], strict=True)
+        if isinstance(result, Result)
+    ]
+
+
+def by_length(
+    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
+) -> list[tuple[str, int, float]]:
+    """chrF of short, middling and long sources: (words, sentences, score)."""
+    edges = [(1, 5), (6, 10), (11, 20), (21, 40), (41, 10**9)]
+    found = []
+    for low, high in edges:
+        chosen = [index for index, source in enumerate(sources) if low <= len(source.split()) <= high]
+        if chosen:
+            texts, wanted = [hypotheses[index] for index in chosen], [[references[index] for index in chosen]]
+            name = f"{low}-{high}" if high < 10**9 else f"{low}+"
+            found.append((name, len(chosen), CHRF().corpus_score(texts, wanted).score))
+    return found
+
+
+def worst(
+    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str], *, count: int = 5
+) -> list[dict[str, object]]:
+    """The sentences that came out worst, by chrF."""
+    metric = CHRF()
+    scored = [
+        {
+            "source": source,
+            "reference": reference,
+            "hypothesis": text,
+            "chrf": metric.sentence_score(text, [reference]).score,
+        }
+        for source, text, reference in zip(sources, hypotheses, references, strict=True)
+    ]
+    return sorted(scored, key=lambda one: float(str(one["chrf"])))[:count]

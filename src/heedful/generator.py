@@ -1,0 +1,97 @@
+"""A language model at work: prompts in, continuations out.
+
+generator = load("runs/book")
+generator.generate(["Once upon"])[0].text
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from heedful.checkpoint import load_model
+from heedful.data.prepare import load_tokenizers
+from heedful.decoding.beam import Hypothesis, search
+from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.rules import Rules
+from heedful.decoding.sampling import sample
+from heedful.decoding.stepper import DecoderOnlyStepper
+from heedful.model.decoder_only import DecoderOnly
+from heedful.text.tokenizer import BOS, EOS, PAD, Tokenizer
+
+SAMPLED = GenerationConfig(do_sample=True, temperature=0.8, top_p=0.95, max_new_tokens=200)
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """`text` follows the prompt; `stopped` says why it ends: stop (an end or a stop string) or length."""
+
+    text: str
+    score: float
+    token_log_probs: list[float]
+    stopped: str
+
+
+class Generator:
+    def __init__(self, model: DecoderOnly, tokenizer: Tokenizer) -> None:
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.limit = model.decoder.position.limit
+        self.device = model.embedding.weight.device
+
+    def generate(
+        self, prompts: Sequence[str], config: GenerationConfig = SAMPLED, *, stop_strings: Sequence[str] = ()
+    ) -> list[list[Continuation]]:
+        """For each prompt as many continuations as `num_return_sequences`, the best first."""
+        return [self._one(prompt, config, stop_strings) for prompt in prompts]
+
+    @torch.inference_mode()
+    def log_probs(self, text: str) -> list[float]:
+        """The log-probability of each token after the first, in windows of the model's context."""
+        tokens = self.tokenizer.encode([text])[0]
+        size = self.limit or 1024
+        found: list[float] = []
+        for start in range(0, max(0, len(tokens) - 1), size):
+            window = torch.tensor([tokens[start : start + size + 1]], device=self.device)
+            log_probs = self.model(window[:, :-1]).float().log_softmax(-1)
+            found += log_probs.gather(-1, window[:, 1:, None])[0, :, 0].tolist()
+        return found
+
+    def perplexity(self, text: str) -> float:
+        found = self.log_probs(text)
+        return math.exp(-sum(found) / max(1, len(found)))
+
+    def _one(self, prompt: str, config: GenerationConfig, stop_strings: Sequence[str]) -> list[Continuation]:
+        tokens = self.tokenizer.encode([prompt])[0] or [BOS]
+        new = config.max_new_tokens or 200
+        if self.limit is not None:  # the window slides off the start of a prompt that is too long
+            new = min(new, self.limit - 1)
+            tokens = tokens[-(self.limit - new) :]
+        copies = config.num_return_sequences if config.do_sample else 1
+        row = torch.tensor([tokens], device=self.device).expand(copies, -1)
+        rules = Rules(config=config, eos=EOS, never=(PAD, BOS))
+        with torch.inference_mode():
+            stepper = DecoderOnlyStepper(self.model, row, length=new)
+            if config.do_sample:
+                found = sample(stepper, row[:, -1], config, eos=EOS, limits=[new] * copies, rules=rules)
+                found = sorted(found, key=lambda hypothesis: -hypothesis.score)
+            else:
+                found = search(stepper, row[:, -1], config, eos=EOS, limits=[new], rules=rules)[0]
+        return [self._continuation(hypothesis, stop_strings) for hypothesis in found]
+
+    def _continuation(self, hypothesis: Hypothesis, stop_strings: Sequence[str]) -> Continuation:
+        text = self.tokenizer.decode([hypothesis.tokens])[0]
+        places = [place for stop in stop_strings if stop and (place := text.find(stop)) >= 0]
+        if places:
+            text = text[: min(places)]
+        stopped = "stop" if places or hypothesis.ended else "length"
+        return Continuation(text, hypothesis.score, hypothesis.token_log_probs, stopped)
+
+
+def load(folder: str | Path) -> Generator:
+    folder = Path(folder)
+    model = load_model(folder)
+    if not isinstance(model, DecoderOnly):
+        raise ValueError(f"{folder} holds a {model.config.kind} model, which does not continue texts; try translate")
+    return Generator(model, load_tokenizers(folder, columns=1)[0])

@@ -1,0 +1,66 @@
+"""The figures are sacrebleu's own, to the last digit."""
+
+import csv
+
+import pytest
+
+from heedful.evaluation.compare import by_length, compare, worst
+from heedful.evaluation.metrics import quick_score, score
+from tests.shared_data import shared
+
+NAMES = {"bleu": "bleu_default", "chrf": "chrf2", "ter": "ter"}
+
+
+@pytest.fixture(scope="module")
+def systems():
+    """Four real systems' outputs, and what sacrebleu 2.6.0 says of them."""
+    folder = shared("mt-eval-flores-en-de")
+    header, *rows = [line.split("\t") for line in (folder / "outputs.tsv").read_text(encoding="utf-8").splitlines()]
+    columns = dict(zip(header, zip(*rows, strict=True), strict=True))
+    with (folder / "sacrebleu-2.6.0.tsv").open(encoding="utf-8") as file:
+        truth = {(row["system"], row["metric"]): row for row in csv.DictReader(file, delimiter="\t")}
+    return columns, truth
+
+
+@pytest.mark.parametrize("system", ["bergamot-base-memory", "bergamot-tiny", "google", "microsoft"])
+def test_scores_and_signatures_are_the_published_ones(systems, system):
+    columns, truth = systems
+    found = score(columns[system], [columns["ref"]], language="de")
+    for ours, theirs in NAMES.items():
+        assert f"{found[ours].value:.6f}" == truth[system, theirs]["score"]
+        assert found[ours].signature == truth[system, theirs]["signature"]
+    quick = quick_score(columns[system], columns["ref"])
+    assert f"{quick['bleu']:.6f}" == truth[system, "bleu_default"]["score"]
+
+
+def test_systems_are_compared_with_the_first(systems):
+    columns, _ = systems
+    names = ["bergamot-tiny", "google", "bergamot-base-memory"]
+    found = compare({name: columns[name] for name in names}, [columns["ref"]], samples=200)
+    bleu = {one.system: one for one in found if one.metric == "BLEU"}
+    assert bleu["bergamot-tiny"].p_value is None
+    assert bleu["google"].p_value < 0.01
+    assert bleu["google"].score > bleu["bergamot-tiny"].score
+
+
+def test_chinese_is_cut_into_characters():
+    found = score(["我 喜欢 你。"], [["我 喜欢 你。"]], language="zh")
+    assert found["bleu"].value == pytest.approx(100) and "tok:zh" in found["bleu"].signature
+
+
+def test_exact_match_counts_any_reference():
+    assert score(["a", "b", "c"], [["a", "x", "x"], ["x", "b ", "x"]])["exact"].value == pytest.approx(200 / 3)
+
+
+def test_unequal_references_are_refused():
+    with pytest.raises(ValueError, match="2 translations, but 3 references; they must be equal"):
+        score(["a", "b"], [["a", "b", "c"]])
+
+
+def test_results_by_length_and_the_worst():
+    sources = ["one two", "one two three four five six seven", "x " * 50]
+    hypotheses, references = ["gut", "ganz falsch hier", "lang"], ["gut", "xyz", "lang"]
+    assert [(name, count) for name, count, _ in by_length(sources, hypotheses, references)] == [
+        ("1-5", 1), ("6-10", 1), ("41+", 1),
+    ]  # fmt: skip
+    assert worst(sources, hypotheses, references, count=1)[0]["reference"] == "xyz"
