@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.corpora import pairs
+
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
@@ -18,21 +20,34 @@ def blocks(language):
 COMMANDS = [line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines() if "heedful " in line]
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with what a reader has: pairs, lines, a book. The commands share it, in the README's order."""
+    folder = tmp_path_factory.mktemp("readme")
+    pairs(folder / "pairs.tsv")
+    (folder / "lines.txt").write_text("a b c\n\nd e f\n")
+    (folder / "book.txt").write_text("the quick brown fox jumps over the lazy dog\n\n" * 200)
+    return folder
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_run(command, tmp_path):
+def test_commands_run(command, place):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "HEEDFUL_CACHE": str(place / "cache")}
     result = subprocess.run(
-        command, shell=True, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=300
+        command, shell=True, cwd=place, env=environment, capture_output=True, text=True, timeout=300
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.strip()
+    assert result.stdout.strip() or "-o out.txt" in command
+    if "-o out.txt" in command:
+        assert len((place / "out.txt").read_text().splitlines()) == 3
 
 
-def test_snippets_run_one_after_the_other(tmp_path):
+def test_snippets_run_one_after_the_other(place):
     code = "\n".join(blocks("python"))
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    result = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "marian 128\n"
+    assert result.stdout == "str\nmarian 128\n"
 
 
 def test_there_is_something_to_test():

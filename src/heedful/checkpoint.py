@@ -49,7 +49,7 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensors], sta
     try:
         for name, group in tensors.items():
             with in_place(temporary / f"{name}.safetensors") as path:
-                save_file(group, path)
+                _write(group, path)
         write_text(temporary / "state.json", json.dumps(state, indent=2))
         sums = {path.name: _checksum(path) for path in sorted(temporary.iterdir())}
         write_text(temporary / CHECKSUMS, json.dumps(sums, indent=2))
@@ -69,23 +69,40 @@ def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
         if problem is None:
             return Checkpoint(step, found, json.loads((found / "state.json").read_text(encoding="utf-8")))
         warn(f"checkpoint {step} is damaged ({problem}); going back to the one before it")
+    if steps(folder):
+        raise ValueError(f"no checkpoint in {folder} is whole; move that folder away to begin again")
     return None
+
+
+def set_aside(folder: Path, *, after: int) -> None:
+    """Give checkpoints after this step another name: they are damaged, and their place is wanted."""
+    for step in steps(folder):
+        if step > after:
+            shutil.rmtree(folder / f"damaged-{step}", ignore_errors=True)
+            (folder / str(step)).rename(folder / f"damaged-{step}")
 
 
 def steps(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
 
 
-def prune(folder: Path, *, keep: int, spare: Sequence[int] = ()) -> None:
-    """Remove all but the last `keep` checkpoints and those to spare."""
-    for step in steps(folder)[:-keep]:
-        if step not in spare:
+def prune(folder: Path, *, keep: int, every: int, spare: Sequence[int] = ()) -> None:
+    """Remove all but the last `keep` regular checkpoints, the very last one, and those to spare."""
+    found = steps(folder)
+    kept = {*regular(folder, every)[-keep:], *found[-1:], *spare}
+    for step in found:
+        if step not in kept:
             shutil.rmtree(folder / str(step))
+
+
+def regular(folder: Path, every: int) -> list[int]:
+    """The checkpoints an undisturbed training would have: not those saved because it was asked to stop."""
+    return [step for step in steps(folder) if step % every == 0]
 
 
 def save_weights(folder: Path, weights: Tensors) -> None:
     with in_place(folder / "model.safetensors") as path:
-        save_file(weights, path, metadata={"format": "pt"})
+        _write(weights, path)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -128,6 +145,13 @@ def average(files: Sequence[Path]) -> Tensors:
             total[name] = total[name] + tensor.double() if name in total else tensor.double()
     kinds = load_file(files[-1])
     return {name: (tensor / len(files)).to(kinds[name].dtype) for name, tensor in total.items()}
+
+
+def _write(tensors: Tensors, path: Path) -> None:
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # how it says that the disk is full
+        raise OSError(f"{path.name.strip('.')} could not be written: {error}") from None
 
 
 def _problem(folder: Path) -> str | None:

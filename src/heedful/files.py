@@ -12,7 +12,7 @@ def in_place(path: Path) -> Iterator[Path]:
 
     Whatever goes wrong before that (a full disk, a kill), `path` is as it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")  # always the same, so that what a kill left is written over
     try:
         yield temporary
         with temporary.open("rb+") as file:

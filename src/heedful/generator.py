@@ -38,7 +38,7 @@ class Generator:
     def __init__(self, model: DecoderOnly, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.limit = model.decoder.position.limit
-        self.device = model.embedding.weight.device
+        self.device = next(model.parameters()).device
 
     def generate(
         self, prompts: Sequence[str], config: GenerationConfig = SAMPLED, *, stop_strings: Sequence[str] = ()

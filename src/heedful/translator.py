@@ -7,7 +7,7 @@ translator.translate(["Hello."])[0].text
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class Translator:
         self.models = [model.eval() for model in models]
         self.source, self.target = tokenizers[0], tokenizers[-1]
         self.limit = min([limit, *(model.encoder.position.limit or limit for model in models)])
-        self.device = models[0].embedding.weight.device
+        self.device = next(models[0].parameters()).device
 
     def translate(
         self,
@@ -71,7 +71,10 @@ class Translator:
         config = config or GenerationConfig()
         pieces, owners = self._split(texts)
         written = self._write(pieces, config, batch_tokens, self._prefixes(prefixes, owners), self._phrases(banned))
-        return [self._join(written, owners, index) for index in range(len(texts))]
+        parts: list[list[list[Hypothesis]]] = [[] for _ in texts]
+        for owner, hypotheses in zip(owners, written, strict=True):
+            parts[owner].append(hypotheses)
+        return [self._join(found) for found in parts]
 
     def stream(
         self, texts: Iterable[str], config: GenerationConfig | None = None, *, batch_tokens: int = 2048
@@ -124,15 +127,21 @@ class Translator:
                 banned=banned,
                 prefixes=[prefixes[index] for index in chosen] if prefixes else [],
             )
-            for index, hypotheses in zip(chosen, self._search(batch, config, rules), strict=True):
+            for index, hypotheses in zip(chosen, self._search(batch, config, rules, chosen.tolist()), strict=True):
                 found[index] = hypotheses
         return found
 
-    def _search(self, batch: list[list[int]], config: GenerationConfig, rules: Rules) -> list[list[Hypothesis]]:
+    def _search(
+        self, batch: list[list[int]], config: GenerationConfig, rules: Rules, numbers: list[int]
+    ) -> list[list[Hypothesis]]:
         copies = config.num_return_sequences if config.do_sample else 1
         batch = [row for row in batch for _ in range(copies)]
+        rules = replace(rules, prefixes=[prefix for prefix in rules.prefixes for _ in range(copies)])
         limits = [config.max_new_tokens or 2 * len(row) + 10 for row in batch]
-        limits = [max(limit, len(prefix) + 1) for limit, prefix in zip(limits, _longer(rules, limits), strict=True)]
+        for row, prefix in enumerate(rules.prefixes):
+            limits[row] = max(limits[row], len(prefix) + 1)
+        most = min([max(limits), *(model.decoder.position.limit or max(limits) for model in self.models)])
+        limits = [min(limit, most) for limit in limits]
         source, valid = pad(batch, last=EOS)
         length = max(limits)
         steppers: list[Stepper] = [
@@ -143,7 +152,8 @@ class Translator:
         first = torch.full((len(batch),), BOS, device=self.device)
         if not config.do_sample:
             return search(stepper, first, config, eos=EOS, limits=limits, rules=rules)
-        drawn = sample(stepper, first, config, eos=EOS, limits=limits, rules=rules)
+        names = [number * copies + copy for number in numbers for copy in range(copies)]
+        drawn = sample(stepper, first, config, eos=EOS, limits=limits, rules=rules, names=names)
         groups = [drawn[start : start + copies] for start in range(0, len(drawn), copies)]
         return [sorted(group, key=lambda hypothesis: -hypothesis.score) for group in groups]
 
@@ -175,8 +185,7 @@ class Translator:
     def _fits(self, text: str) -> bool:
         return len(self.source.encode([text])[0]) < self.limit
 
-    def _join(self, written: list[list[Hypothesis]], owners: list[int], index: int) -> Translation:
-        parts = [hypotheses for hypotheses, owner in zip(written, owners, strict=True) if owner == index]
+    def _join(self, parts: list[list[Hypothesis]]) -> Translation:
         found = [self._alternatives(hypotheses) for hypotheses in parts]
         if len(found) == 1 and found[0]:
             best, *others = found[0]
@@ -238,7 +247,3 @@ def pad(rows: Sequence[Row], *, first: int | None = None, last: int | None = Non
     if last is not None:
         tokens[np.arange(len(rows)), lengths - 1] = last
     return torch.from_numpy(tokens), torch.from_numpy(np.arange(tokens.shape[1]) < lengths[:, None])
-
-
-def _longer(rules: Rules, limits: list[int]) -> Sequence[Sequence[int]]:
-    return rules.prefixes if rules.prefixes else [[]] * len(limits)

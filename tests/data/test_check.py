@@ -27,7 +27,7 @@ def test_a_clean_corpus_gives_nothing_to_notice():
 def test_every_kind_of_finding():
     odd = [
         ("same here", "same here"),
-        ("cafÃ© au lait", "Milchkaffee"),
+        ("cafÃ© au lait", "StraÃŸe Ã„rger"),
         ("bell\x07", "Glocke"),
         ("short one, nothing more", "viel zu lang " * 20),
         LONG[3],

@@ -85,6 +85,28 @@ def test_a_file_without_a_usable_line(tmp_path):
         run(tmp_path, file)
 
 
+def test_a_validation_file_without_a_usable_line(tmp_path):
+    file = pairs(tmp_path / "p.tsv")
+    (tmp_path / "v.tsv").write_text("nothing here\n")
+    with pytest.raises(ValueError, match=r"v\.tsv: no usable line"):
+        run(tmp_path, file, valid=(tmp_path / "v.tsv",))
+
+
+def test_half_a_surrogate_pair_is_a_fault_not_a_crash(tmp_path):
+    file = tmp_path / "p.jsonl"
+    good = '{"source": "a", "target": "b"}\n' * 3
+    file.write_text(good + '{"source": "\\ud800", "target": "b"}\n')
+    found, _ = run(tmp_path, file)
+    assert found.facts["rows"]["train"] == 3 and found.facts["report"]["skipped"]["not a JSON object"]["count"] == 1
+
+
+def test_a_text_without_blank_lines_still_gives_a_validation_set(tmp_path):
+    file = tmp_path / "book.txt"
+    file.write_text("one line after another\n" * 200)
+    found = prepare(Inputs((file,), pairs=False), DataConfig(), CHARACTERS, cache=tmp_path / "cache")
+    assert 0.08 < sum(len(text) for (text,) in found.texts("valid")) / 4600 < 0.12
+
+
 def test_separate_vocabularies(tmp_path):
     file = pairs(tmp_path / "p.tsv", change=lambda text: text.upper())
     found, _ = run(tmp_path, file, config=TokenizerConfig(kind="character", joint=False))

@@ -266,8 +266,6 @@ def test_an_ensemble_is_the_mean_of_the_probabilities():
     ("options", "message"),
     [
         ({"num_return_sequences": 5}, "num_return_sequences 5 is more than num_beams 4; raise num_beams"),
-        ({"num_beam_groups": 3}, "num_beams 4 do not split into 3 num_beam_groups"),
-        ({"num_beam_groups": 2}, "num_beam_groups without a diversity_penalty"),
         ({"min_new_tokens": 9, "max_new_tokens": 5}, "min_new_tokens 9 is above max_new_tokens 5"),
         ({"temperature": 0}, "temperature"),
         ({"num_beam": 5}, "unknown key 'num_beam'; did you mean 'num_beams'?"),

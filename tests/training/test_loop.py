@@ -179,6 +179,48 @@ def test_checkpoints_are_pruned_but_the_best_is_spared(corpus, tmp_path):
     assert steps(out / "checkpoints") == [10, 50, 60]  # 10 is the best: none was better
 
 
+def test_early_stopping_is_remembered(corpus, tmp_path):
+    out = tmp_path / "run"
+    changes = ["training.patience=1", "training.learning_rate=1e-12", "training.metric=exact", "training.steps=500"]
+    for _ in range(2):
+        run(corpus, out, *changes)
+        assert newest(out / "checkpoints", print).step == 20
+
+
+def test_a_stop_changes_nothing_in_the_result(corpus, tmp_path, monkeypatch):
+    """The checkpoint of a stop is no part of the mean: an undisturbed training has none there."""
+    changes = ["training.steps=40", "training.keep=3", "training.schedule=constant", "training.learning_rate=0.05"]
+    run(corpus, tmp_path / "whole", *changes)
+    plain = loop.Trainer.step
+
+    def stopping(self, rows):
+        plain(self, rows)
+        self.stopped = self.progress.step == 33
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Trainer, "step", stopping)
+        assert not run(corpus, tmp_path / "stopped", *changes).finished
+    assert 33 in steps(tmp_path / "stopped" / "checkpoints")
+    run(corpus, tmp_path / "stopped", *changes)
+    same(weights(tmp_path / "whole"), weights(tmp_path / "stopped"))
+    assert steps(tmp_path / "stopped" / "checkpoints")[-3:] == steps(tmp_path / "whole" / "checkpoints")[-3:]
+
+
+@pytest.mark.parametrize("missing", ["asked.json", "config.yaml"])
+def test_a_kill_while_the_folder_is_begun_does_not_lock_it(corpus, tmp_path, missing):
+    out = tmp_path / "run"
+    with pytest.raises(RuntimeError):
+        chosen = read_recipe("tiny", [*SMALL, *EVERY, "training.steps=30"])
+        train(chosen, Inputs((corpus,)), out, cache=corpus.parent / "cache", show=_die)
+    if missing == "asked.json":
+        (out / missing).unlink()
+    assert run(corpus, out).finished
+
+
+def _die(prepared, recipe):
+    raise RuntimeError
+
+
 def test_a_damaged_checkpoint_is_passed_over(corpus, tmp_path, capfd):
     out = tmp_path / "run"
     run(corpus, out)
@@ -191,6 +233,11 @@ def test_a_damaged_checkpoint_is_passed_over(corpus, tmp_path, capfd):
     assert "checkpoint 30 is damaged (optimizer.safetensors has changed); going back to the one before it" in said
     assert "going on from step 20" in said
     same(whole, weights(out / "checkpoints" / "30"))
+    assert newest(out / "checkpoints", print).step == 30  # a whole one has taken its place
+    for step in steps(out / "checkpoints"):
+        (out / "checkpoints" / str(step) / "model.safetensors").write_bytes(b"gone")
+    with pytest.raises(ValueError, match="no checkpoint in .* is whole; move that folder away to begin again"):
+        run(corpus, out)
 
 
 def test_a_half_written_checkpoint_is_never_taken(tmp_path):
@@ -302,6 +349,54 @@ def test_a_batch_that_does_not_fit_is_dealt_out(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "_free_memory", lambda: 12 * 2**20)
     run(corpus, tmp_path / "run", "training.batch_tokens=auto", "training.steps=3")
     assert read_config(tmp_path / "run")["training"]["accumulate"] > 1
+
+
+def test_a_model_too_large_for_the_memory_is_told_so(corpus, tmp_path, monkeypatch):
+    from heedful.training import plan
+
+    monkeypatch.setattr(plan, "_free_memory", lambda: 1000)
+    with pytest.raises(ValueError, match="does not fit the memory even row by row; choose a smaller one"):
+        run(corpus, tmp_path / "run", "training.batch_tokens=auto")
+
+
+def test_a_high_first_loss_is_no_explosion(corpus, tmp_path):
+    run(corpus, tmp_path / "run", "initialise=t5", "training.steps=20")
+    state = newest(tmp_path / "run" / "checkpoints", print).state["progress"]
+    assert state["skipped"] == 0 and state["first_loss"] > 20
+
+
+def test_a_few_pairs_are_enough_and_said_to_be_few(tmp_path, capfd):
+    corpus = pairs(tmp_path / "few.tsv", 3)
+    run(corpus, tmp_path / "run", "training.steps=10")
+    assert "validation is on the training data" in capfd.readouterr().err
+    assert "Scores on the training data (no other)" in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_more_tokens_than_learned_positions_are_refused_before_anything_is_done(corpus, tmp_path):
+    learned = ["model.decoder.position={kind: learned, length: 12}"]
+    with pytest.raises(ValueError, match="the model learns 12 positions, but texts may have 257 tokens; raise"):
+        run(corpus, tmp_path / "run", *learned)
+    run(corpus, tmp_path / "run", *learned, "data.max_length=11", "training.steps=10")
+
+
+@pytest.mark.parametrize("size", [300, 36 * 8 + 1, 36 * 8])
+def test_short_texts_train_too(tmp_path, size):
+    text = tmp_path / "short.txt"
+    text.write_text("abc def " * (size // 8))
+    changes = [
+        "model.width=16",
+        "model.decoder.layers=1",
+        "task.context=64",
+        "task.windows=documents",
+        "training.steps=6",
+        "training.validate_every=2",
+        "training.samples=1",
+        "training.batch_tokens=128",
+    ]
+    result = train(
+        read_recipe("char-gpt", changes), Inputs((text,), pairs=False), tmp_path / "run", cache=tmp_path / "c"
+    )
+    assert 0 < result.numbers["loss"] < 10
 
 
 @pytest.mark.parametrize("windows", ["random", "documents"])

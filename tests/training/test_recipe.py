@@ -47,6 +47,9 @@ def test_keys_change_on_the_command_line():
         ("tiny", ["task=translaton"], "task: unknown tasks 'translaton'; did you mean 'translation'?"),
         ("tiny", ["tokenizer.joint=false"], "two vocabularies cannot share one table; set model.tie=output"),
         ("char-gpt", ["training.metric=bleu"], "task causal_lm has no bleu; choose metric loss or accuracy"),
+        ("tiny", ["seed=[1"], "'seed=[1': '[1' is not a value that YAML can read"),
+        ("tiny", ["seed=-1"], "seed: input should be greater than or equal to 0"),
+        ("tiny", ["model=vaswani-base"], "to name a preset, write model.preset=vaswani-base"),
         ("missing.yaml", [], "there is no recipe missing.yaml"),
     ],
 )

@@ -26,7 +26,7 @@ def train(
         str, typer.Option(help="A named recipe (tiny, small, base, big, char-gpt) or a YAML file.")
     ] = "tiny",
     valid: Annotated[list[Path] | None, typer.Option(help="Validation pairs. Without, some are held out.")] = None,
-    test: Annotated[list[Path] | None, typer.Option(help="Test pairs. Without, some are held out.")] = None,
+    test: Annotated[list[Path] | None, typer.Option(help="Test pairs, kept apart from the training.")] = None,
     budget: Annotated[
         str, typer.Option(help="20m, 1h30m, 5000steps, 3epochs, 10Mtokens: model, batch and steps are picked for it.")
     ] = "",
@@ -87,15 +87,24 @@ def train(
 
 
 def _from_stdin(out: Path) -> Path:
-    """Standard input is read more than once, so it is kept."""
+    """Standard input is read more than once, so it is kept; what an earlier start has kept is not written over."""
+    import os
     import shutil
 
+    from heedful.data.prepare import file_digest
     from heedful.files import in_place
 
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("several processes cannot share standard input; give a file")
     out.mkdir(parents=True, exist_ok=True)
-    with in_place(out / "input") as temporary, temporary.open("wb") as file:
+    kept, new = out / "input", out / "input.new"
+    with in_place(new) as temporary, temporary.open("wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
-    return out / "input"
+    if (out / "asked.json").exists() and kept.exists() and file_digest(kept) != file_digest(new):
+        new.unlink()
+        raise ValueError(f"standard input is not what {out} was begun with; choose another --out")
+    new.replace(kept)
+    return kept
 
 
 def _show(prepared: "Prepared", recipe: "Recipe") -> None:

@@ -81,9 +81,15 @@ def padding(store: Store, *, budget: int) -> float:
 
 def longest(store: Store, *, budget: int) -> np.ndarray:
     """The batch that needs most memory: the longest rows, as many as the budget allows."""
-    rows, lengths = _window(store, np.arange(-(-len(store) // BLOCK))[:WINDOW])
-    widest = int(lengths.max())
-    return rows[np.argsort(lengths.max(axis=1), kind="stable")[-max(1, budget // widest) :]]
+    best, sizes = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    blocks = np.arange(-(-len(store) // BLOCK))
+    for start in range(0, len(blocks), WINDOW):
+        rows, lengths = _window(store, blocks[start : start + WINDOW])
+        best, sizes = np.concatenate([best, rows]), np.concatenate([sizes, lengths.max(axis=1)])
+        kept = np.argsort(sizes, kind="stable")[-max(1, budget // int(sizes.max())) :]
+        best, sizes = best[kept], sizes[kept]
+    store.forget()
+    return best
 
 
 def _window(store: Store, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -93,4 +99,4 @@ def _window(store: Store, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     columns = [
         np.concatenate([store.lengths(column, start, end) for start, end in spans]) for column in range(store.columns)
     ]
-    return rows, np.stack(columns, axis=1)
+    return rows, np.stack(columns, axis=1) + 1  # the token that starts or ends a text

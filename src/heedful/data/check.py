@@ -15,7 +15,8 @@ import numpy as np
 
 from heedful.data.corpus import Fault, Line, near
 
-MOJIBAKE = re.compile(r"[ÃÂ][\u0080-\u00bf]|â€|ï»¿|\ufffd")
+# UTF-8 that was read as Latin-1 or Windows-1252.
+MOJIBAKE = re.compile(r"[ÃÂ][\u0080-\u00bfŒœŠšŸŽžƒˆ˜–—‘’‚“”„†‡•…‰‹›€™]|â€|ï»¿|\ufffd")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 SHOWN = 5  # how many line numbers are kept of each kind of finding
 LONGEST = 10_000
@@ -83,7 +84,12 @@ class Report:
 def check(lines: Iterable[Line | Fault], *, others: Iterable[Line | Fault] = ()) -> Report:
     """Look over a corpus; `others` are the lines of validation and test files, to be found again in it or not."""
     report = Report()
-    elsewhere = [line for line in others if isinstance(line, Line)]
+    elsewhere = []
+    for line in others:
+        if isinstance(line, Line):
+            elsewhere.append(line)
+        else:
+            report.skipped.setdefault(f"{line.reason}, in validation or test", Finding()).add(line.file, line.number)
     exact = {line.texts for line in elsewhere}
     nearly = {near(line.texts[0]) for line in elsewhere}
     duplicates, ratios = _Distinct(), _Ratios()

@@ -6,6 +6,7 @@ Reading never stops at a bad line and never hides one: what cannot be used comes
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -14,6 +15,7 @@ from typing import IO, Any, Literal
 
 Format = Literal["tsv", "jsonl", "parallel", "text"]
 LONG_DOCUMENT = 1 << 16  # characters; a text without blank lines is cut at a line break after this many
+UNREADABLE = (OSError, EOFError, zlib.error)
 PAIR_KEYS = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"), ("en", "de"))
 
 
@@ -107,7 +109,7 @@ def _format_of(file: Path) -> Literal["tsv", "jsonl", "text"]:
     try:
         with open_bytes(file) as opened:
             first = opened.readline(1 << 20).lstrip(b"\xef\xbb\xbf")
-    except (OSError, EOFError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"{file} cannot be read: {error}") from None
     if first.startswith(b"{"):
         return "jsonl"
@@ -125,7 +127,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str | Fault]]:
                     yield number, raw.rstrip(b"\n").removesuffix(b"\r").decode("utf-8")
                 except UnicodeDecodeError:
                     yield number, Fault(file.name, number, "invalid UTF-8")
-    except (OSError, EOFError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"{file} cannot be read: {error}") from None
 
 
@@ -163,7 +165,8 @@ def _text_of_json(file: str, number: int, line: str) -> Line | Fault:
 def _object(line: str) -> dict[str, Any] | None:
     try:
         data = json.loads(line)
-    except json.JSONDecodeError:
+        json.dumps(data, ensure_ascii=False).encode()  # half a surrogate pair is JSON, but no text
+    except (json.JSONDecodeError, UnicodeEncodeError):
         return None
     return data if isinstance(data, dict) else None
 

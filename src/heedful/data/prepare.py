@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -19,7 +20,7 @@ from pydantic import Field
 
 from heedful.config import Config, Size
 from heedful.data.check import Report, check
-from heedful.data.corpus import Fault, Line, open_bytes, read_pairs, read_texts
+from heedful.data.corpus import UNREADABLE, Fault, Line, near, open_bytes, read_pairs, read_texts
 from heedful.data.store import Store, StoreWriter
 from heedful.files import sync_folder, write_text
 from heedful.text.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
@@ -34,8 +35,9 @@ T = TypeVar("T")
 
 class DataConfig(Config):
     """`max_length`: pairs with more tokens on a side are left out, and counted. `held_out`: how many pairs are set
-    aside for validation, and as many for the test, where no files are given for them; 0 = about one in fifty, at most
-    1,000. A source sentence is never on two sides. Languages are codes such as `en`, for those who use the model.
+    aside for validation, and as many for the test, where there is no --valid; 0 = about one in fifty, at most 1,000. A
+    source sentence is never on two sides. Of a text, the last tenth is set aside. Languages are codes such as `en`, for
+    those who use the model.
     """
 
     max_length: Size = 256
@@ -104,7 +106,7 @@ def prepare(
     """Tokenizers are trained unless `given`. Everything is found again on the second call."""
     cache.mkdir(parents=True, exist_ok=True)
     content = inputs.digest()
-    tokenizers_key = _key(content, config.model_dump(exclude={"dropout"}), data.held_out)
+    tokenizers_key = _key(content, inputs.pairs, config.model_dump(exclude={"dropout"}), data.held_out)
     report: Report | None = None
     tokenizers = given or _load_tokenizers(cache / "tokenizers" / tokenizers_key, inputs.pairs)
     if tokenizers is None:
@@ -124,7 +126,12 @@ def prepare(
 
 def look_over(inputs: Inputs) -> Report:
     """The report on the training files; an error where there is nothing to use."""
-    others = (line for split in SPLITS[1:] if getattr(inputs, split) for line in inputs.read(split))
+    others = []
+    for split in SPLITS[1:]:
+        found = list(inputs.read(split)) if getattr(inputs, split) else []
+        if found and not any(isinstance(line, Line) for line in found):
+            raise ValueError(f"{', '.join(file.name for file in getattr(inputs, split))}: no usable line")
+        others += found
     report = check(inputs.read("train"), others=others)
     names = ", ".join(file.name for file in inputs.train)
     if not report.usable:
@@ -147,7 +154,7 @@ def file_digest(file: Path) -> str:
         with open_bytes(file) as opened:
             while block := opened.read(1 << 20):
                 digest.update(block)
-    except (OSError, EOFError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"{file} cannot be read: {error}") from None
     return digest.hexdigest()
 
@@ -163,16 +170,24 @@ class _Split:
         wanted = data.held_out or min(1000, max(1, usable // 50))
         self.missing = [split for split in SPLITS[1:] if not getattr(inputs, split)]
         self.pairs = inputs.pairs
-        if usable < 20 or "valid" not in self.missing:  # too few to hold anything out, or nothing to hold out
+        if "valid" not in self.missing or (self.pairs and usable < 20):  # nothing to hold out, or too few
             self.missing = []
         self.share = min(0.2, wanted / usable)
         self.characters, self.seen = characters, 0
 
-    def of(self, line: Line) -> str:
-        if not self.pairs:  # a text is cut in one place: its last tenth
-            self.seen += len(line.texts[0])
-            return "valid" if self.missing and self.seen > 0.9 * self.characters else "train"
-        place = int.from_bytes(blake2b(line.texts[0].encode(), digest_size=8).digest()) / 2**64
+    def deal(self, line: Line) -> list[tuple[str, Line]]:
+        """The splits a line goes to: one, or two where a text is cut in the middle of it."""
+        if self.pairs:
+            return [(self._of_pair(line), line)]
+        text, cut = line.texts[0], int(0.9 * self.characters) - self.seen if self.missing else self.characters
+        self.seen += len(text)
+        parts = (("train", text[: max(0, cut)]), ("valid", text[max(0, cut) :]))
+        return [(split, Line(line.file, line.number, (part,))) for split, part in parts if part]
+
+    def _of_pair(self, line: Line) -> str:
+        """Sources that differ only in case, spaces and punctuation stay together."""
+        source = near(line.texts[0]) or line.texts[0]
+        place = int.from_bytes(blake2b(source.encode(), digest_size=8).digest()) / 2**64
         index = int(place / self.share)
         return self.missing[index] if index < len(self.missing) else "train"
 
@@ -190,7 +205,8 @@ def _train_tokenizers(inputs: Inputs, data: DataConfig, config: TokenizerConfig,
     split = _split_for(inputs, data, report)
 
     def texts(columns: Sequence[int]) -> Iterator[str]:
-        lines = (line for line in _usable(inputs.read("train")) if split.of(line) == "train")
+        dealt = (part for line in _usable(inputs.read("train")) for part in split.deal(line))
+        lines = (line for place, line in dealt if place == "train")
         return (line.texts[column] for line in islice(lines, 0, None, stride) for column in columns)
 
     def train(columns: Sequence[int]) -> Tokenizer:
@@ -231,14 +247,17 @@ def load_tokenizers(folder: Path, *, columns: int) -> list[Tokenizer]:
 
 def _build(folder: Path, inputs: Inputs, data: DataConfig, tokenizers: list[Tokenizer], report: Report) -> None:
     """Write everything beside its place, then move it there in one step."""
+    for left in folder.parent.glob(".building-*"):  # by a kill
+        if time.time() - left.stat().st_mtime > 86400:
+            shutil.rmtree(left, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
     try:
         facts = _Builder(temporary, inputs, data, tokenizers, report).build()
         write_text(temporary / "facts.json", json.dumps(facts, indent=2, ensure_ascii=False))
-        if folder.exists():  # left by a start that was cut off, or finished meanwhile by another
-            shutil.rmtree(folder)
-        temporary.rename(folder)
-        sync_folder(folder.parent)
+        if not (folder / "facts.json").exists():  # else another start was faster
+            shutil.rmtree(folder, ignore_errors=True)
+            temporary.rename(folder)
+            sync_folder(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -261,9 +280,9 @@ class _Builder:
     def build(self) -> dict[str, Any]:
         split = _split_for(self.inputs, self.data, self.report)
         for chunk in _chunks(_usable(self.inputs.read("train")), CHUNK):
-            places = [split.of(line) for line in chunk]
+            dealt = [part for line in chunk for part in split.deal(line)]
             for name in SPLITS:
-                self._add(name, [line for line, place in zip(chunk, places, strict=True) if place == name])
+                self._add(name, [line for place, line in dealt if place == name])
         for name in SPLITS[1:]:
             for chunk in _chunks(_usable(self.inputs.read(name)) if getattr(self.inputs, name) else (), CHUNK):
                 self._add(name, chunk)
@@ -291,7 +310,7 @@ class _Builder:
             tokenizer.encode([line.texts[column] for line in lines]) for column, tokenizer in enumerate(self.tokenizers)
         ]
         if self.inputs.pairs:
-            limit = self.data.max_length if split == "train" else None
+            limit = None if split == "test" else self.data.max_length
             keep = [
                 all(row and (limit is None or len(row) <= limit) for row in rows) for rows in zip(*columns, strict=True)
             ]

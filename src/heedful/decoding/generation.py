@@ -19,7 +19,6 @@ class GenerationConfig(Config):
     no_repeat_ngram_size    no run of so many tokens twice; 0 = off
     repetition_penalty      above 1: tokens already written are less likely (Keskar et al. 2019)
     renormalize_logits      share out among the others what the rules took from some (as CTranslate2 does)
-    num_beam_groups         diverse beam search (Vijayakumar et al. 2018): groups that avoid each other's words
     """
 
     num_beams: Size = 4
@@ -32,8 +31,6 @@ class GenerationConfig(Config):
     no_repeat_ngram_size: int = Field(0, ge=0)
     repetition_penalty: float = Field(1.0, gt=0)
     renormalize_logits: bool = False
-    num_beam_groups: Size = 1
-    diversity_penalty: float = Field(0.0, ge=0)
     do_sample: bool = False
     temperature: float = Field(1.0, gt=0)
     top_k: int = Field(0, ge=0)
@@ -48,10 +45,6 @@ class GenerationConfig(Config):
                 f"num_return_sequences {self.num_return_sequences} is more than num_beams {self.num_beams}; "
                 "raise num_beams or set do_sample"
             )
-        if self.num_beams % self.num_beam_groups:
-            raise ValueError(f"num_beams {self.num_beams} do not split into {self.num_beam_groups} num_beam_groups")
-        if self.num_beam_groups > 1 and not self.diversity_penalty:
-            raise ValueError("num_beam_groups without a diversity_penalty would all find the same; set it, say to 1.0")
         if self.max_new_tokens and self.min_new_tokens > self.max_new_tokens:
             raise ValueError(f"min_new_tokens {self.min_new_tokens} is above max_new_tokens {self.max_new_tokens}")
         return self

@@ -11,14 +11,21 @@ from heedful.decoding.stepper import Stepper
 
 @torch.inference_mode()
 def sample(
-    stepper: Stepper, first: Tensor, config: GenerationConfig, *, eos: int, limits: list[int], rules: Rules
+    stepper: Stepper,
+    first: Tensor,
+    config: GenerationConfig,
+    *,
+    eos: int,
+    limits: list[int],
+    rules: Rules,
+    names: list[int] | None = None,
 ) -> list[Hypothesis]:
     """One text for each row. Scores are the model's own log-probabilities, whatever was cut away.
 
-    With a seed, a row's text depends on the seed and its place alone, not on how long the others get.
+    With a seed, a row's text depends on the seed and its name (its place, unless given) alone, not on its neighbours.
     """
     rows = len(limits)
-    chance = [_generator(config.seed, row, first.device) for row in range(rows)]
+    chance = [_generator(config.seed, name, first.device) for name in names or range(rows)]
     tokens: list[list[int]] = [[] for _ in range(rows)]
     log_probs: list[list[float]] = [[] for _ in range(rows)]
     ended = [False] * rows

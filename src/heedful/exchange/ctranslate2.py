@@ -140,7 +140,7 @@ def _names(config: EncoderDecoderConfig) -> dict[str, str]:
     names = {
         "embedding.weight": "encoder/embeddings/weight",
         "target_embedding.weight": "decoder/embeddings/weight",
-        "head.weight": "decoder/projection/weight",
+        "head.table.weight": "decoder/projection/weight",
         "head.bias": "decoder/projection/bias",
     }
     parts = {

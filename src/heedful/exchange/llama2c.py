@@ -74,7 +74,7 @@ def _weights(numbers: Tensor, config: DecoderOnlyConfig, length: int, path: str 
         yield f"{name}.feedforward_residual.norm.weight", found["feedforward_norm"][layer]
     yield "decoder.norm.weight", found["norm"]
     if "head" in found:
-        yield "head.weight", found["head"]
+        yield "head.table.weight", found["head"]
 
 
 def _pairs_to_halves(weight: Tensor, head: int) -> Tensor:

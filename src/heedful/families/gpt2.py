@@ -79,7 +79,7 @@ def names(config: DecoderOnlyConfig) -> dict[str, str | tuple[str, ...]]:
         f"{ours}.feedforward.output": f"{theirs}.mlp.c_proj",
         f"{ours}.feedforward_residual.norm": f"{theirs}.ln_2",
         "decoder.norm": "transformer.ln_f",
-        "head": "lm_head",
+        "head.table": "lm_head",
     }
 
 

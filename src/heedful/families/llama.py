@@ -138,7 +138,7 @@ def names(config: DecoderOnlyConfig) -> dict[str, str | tuple[str, ...]]:
         f"{ours}.feedforward.output": f"{theirs}.mlp.down_proj",
         f"{ours}.feedforward_residual.norm": f"{theirs}.post_attention_layernorm",
         "decoder.norm": "model.norm",
-        "head": "lm_head",
+        "head.table": "lm_head",
     }
 
 

@@ -80,7 +80,7 @@ def names(config: EncoderDecoderConfig) -> dict[str, str | tuple[str, ...]]:
     table: dict[str, str | tuple[str, ...]] = {
         "embedding": "model.shared" if config.ties_inputs else "model.encoder.embed_tokens",
         "target_embedding": "model.decoder.embed_tokens",
-        "head.weight": "lm_head.weight",
+        "head.table": "lm_head",
         "head.bias": "final_logits_bias",
     }
     for side in ("encoder", "decoder"):

@@ -109,7 +109,7 @@ def write_config(config: EncoderDecoderConfig) -> dict[str, Any]:
 
 
 def names(config: EncoderDecoderConfig) -> dict[str, str | tuple[str, ...]]:
-    table: dict[str, str | tuple[str, ...]] = {"embedding": "shared", "head.weight": "lm_head.weight"}
+    table: dict[str, str | tuple[str, ...]] = {"embedding": "shared", "head.table": "lm_head"}
     for side, last in (("encoder", 1), ("decoder", 2)):
         ours, theirs = f"{side}.layers.{{}}", f"{side}.block.{{}}.layer"
         dense = f"{theirs}.{last}.DenseReluDense"

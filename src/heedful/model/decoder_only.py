@@ -88,7 +88,7 @@ class DecoderOnly(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """States of any leading shape -> a score for each word."""
-        return self.head(states, self.embedding.weight)
+        return self.head(states, self.embedding)
 
     def new_cache(self, length: int) -> Cache:
         return self.decoder.new_cache(length)

@@ -37,3 +37,7 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         vectors = F.embedding(tokens, self.weight)
         return vectors if self.factor == 1.0 else vectors * self.factor
+
+    def project(self, states: Tensor) -> Tensor:
+        """The way back: a score for each token."""
+        return F.linear(states, self.weight)

@@ -123,7 +123,7 @@ class EncoderDecoder(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """States of any leading shape -> a score for each word."""
-        return self.head(states, self.target_table.weight)
+        return self.head(states, self.target_table)
 
     def new_cache(self, length: int) -> Cache:
         return self.decoder.new_cache(length)

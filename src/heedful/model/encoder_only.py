@@ -92,7 +92,7 @@ class EncoderOnly(nn.Module):
         if head not in self.heads:
             raise ValueError(f"this model has no head {head!r}; it has {', '.join(self.heads) or 'none'}")
         if head == "masked_lm":
-            return self.heads[head](states, self.embedding.weight)
+            return self.heads[head](states, self.embedding)
         return self.heads[head](states)
 
 

@@ -6,11 +6,11 @@ A head takes states of any leading shape, so that a loss can hand in only the po
 from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
+from heedful.model.embedding import Embedding
 from heedful.model.feedforward import FUNCTIONS
 from heedful.model.linear import linear_parameters
 from heedful.model.norm import NormConfig
@@ -42,14 +42,15 @@ class Vocabulary(nn.Module):
         super().__init__()
         self.factor = width**-0.5 if config.scale else 1.0
         self.lower = nn.Linear(width, table_width) if table_width != width else nn.Identity()
-        self.weight = None if tied else nn.Parameter(torch.empty(vocab, table_width).normal_(std=table_width**-0.5))
+        self.table = None if tied else Embedding(vocab, table_width, scale=False)
         self.bias = nn.Parameter(torch.zeros(vocab)) if config.bias else None
 
-    def forward(self, states: Tensor, table: Tensor) -> Tensor:
+    def forward(self, states: Tensor, table: Embedding) -> Tensor:
         states = self.lower(states)
         if self.factor != 1.0:
             states = states * self.factor
-        return F.linear(states, table if self.weight is None else self.weight, self.bias)
+        logits = (self.table or table).project(states)
+        return logits if self.bias is None else logits + self.bias
 
 
 class MaskedLmConfig(Config):
@@ -73,8 +74,8 @@ class MaskedLm(nn.Module):
         self.norm = norm.build(table_width)
         self.bias = nn.Parameter(torch.zeros(vocab))
 
-    def forward(self, states: Tensor, table: Tensor) -> Tensor:
-        return F.linear(self.norm(self.function(self.dense(states))), table, self.bias)
+    def forward(self, states: Tensor, table: Embedding) -> Tensor:
+        return table.project(self.norm(self.function(self.dense(states)))) + self.bias
 
 
 class PoolerConfig(Config):

@@ -61,6 +61,8 @@ class CausalLm:
         self.tokenizer = prepared.tokenizers[0]
         self.train = self._stream(prepared.store("train"))
         self.valid = self._stream(prepared.store("valid")) if prepared.has("valid") else self.train
+        if len(self.valid) < 2:
+            self.valid = self.train
         if len(self.train) <= self.context:
             raise ValueError(
                 f"the text has {len(self.train):,} tokens, too few for windows of {self.context}; "
@@ -76,14 +78,17 @@ class CausalLm:
         if self.packed:
             starts = order.permutation(-(-last // self.context)) * self.context
             starts = np.minimum(starts, last - 1)
-        for start in range(0, max(1, len(self.train) // self.context), rows):
-            yield starts[start : start + rows] if self.packed else order.integers(0, last, size=rows)
+            for start in range(0, len(starts), rows):
+                yield starts[start : start + rows]
+            return
+        for _ in range(0, max(1, len(self.train) // self.context), rows):
+            yield order.integers(0, last, size=rows)
 
     def worst(self, budget: int) -> np.ndarray:
         return np.zeros(max(1, budget // self.context), dtype=np.int64)
 
     def collate(self, rows: np.ndarray, *, seed: tuple[int, ...] = ()) -> TextBatch:
-        return self._windows(self.train, rows)
+        return self._windows(self.train, rows, self.context)
 
     def loss(self, model: Model, batch: TextBatch, *, smoothing: float) -> Loss:
         assert isinstance(model, DecoderOnly)
@@ -94,13 +99,14 @@ class CausalLm:
     def validate(self, model: Model, *, budget: int, samples: int) -> Scores:
         assert isinstance(model, DecoderOnly)
         device = model.embedding.weight.device
-        starts = np.arange(0, len(self.valid) - self.context, self.context)
+        size = min(self.context, len(self.valid) - 1)
+        starts = np.arange(0, len(self.valid) - size, size)
         rows = max(1, budget // self.context)
         stride = max(1, len(starts) // (rows * VALIDATED))
-        starts = starts[::stride] if len(starts) else np.zeros(0, dtype=np.int64)
+        starts = starts[::stride]
         total, count, right = 0.0, 0, 0
         for start in range(0, len(starts), rows):
-            batch = self._windows(self.valid, starts[start : start + rows]).to(device)
+            batch = self._windows(self.valid, starts[start : start + rows], size).to(device)
             logits = model(batch.tokens, segments=batch.segments).flatten(0, 1)
             wanted = batch.wanted.flatten()
             total += float(cross_entropy(logits, wanted).total)
@@ -112,15 +118,15 @@ class CausalLm:
         return Scores(numbers, [self._continue(model, index) for index in range(samples)])
 
     def _continue(self, model: DecoderOnly, index: int) -> dict[str, str]:
-        place = index * len(self.valid) // 7 % max(1, len(self.valid) - self.context)
-        size = max(1, self.context // 2)
+        size = max(1, min(self.context, len(self.valid)) // 2)
+        place = index * len(self.valid) // 7 % max(1, len(self.valid) - size)
         prompt = torch.tensor(self.valid[place : place + size].astype(np.int64))[None].to(model.embedding.weight.device)
         stepper = DecoderOnlyStepper(model, prompt, length=size)
         written = greedy(stepper, prompt[:, -1], eos=EOS, limits=[size])
         return {"prompt": self.tokenizer.decode(prompt.tolist())[0], "continuation": self.tokenizer.decode(written)[0]}
 
-    def _windows(self, stream: np.ndarray, starts: np.ndarray) -> TextBatch:
-        windows = np.stack([stream[start : start + self.context + 1] for start in starts]).astype(np.int64)
+    def _windows(self, stream: np.ndarray, starts: np.ndarray, size: int) -> TextBatch:
+        windows = np.stack([stream[start : start + size + 1] for start in starts]).astype(np.int64)
         whole = torch.from_numpy(windows)
         tokens, wanted = whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
         segments = (tokens == BOS).cumsum(-1) if self.packed else None

@@ -59,6 +59,10 @@ class Translation:
         self.valid = prepared.store("valid") if prepared.has("valid") else self.train
         self.dropout = dropout
         self.language = language
+        try:
+            quick_score(["a"], ["a"], language=language)
+        except (RuntimeError, ImportError) as error:  # some languages need a tokeniser that is not installed
+            raise ValueError(f"BLEU for data.target_language={language} is not possible here: {error}") from None
         self.merging = [MergingBpe(tokenizer) for tokenizer in prepared.tokenizers] if dropout else []
 
     def epoch(self, number: int, *, budget: int, seed: int) -> Iterator[np.ndarray]:

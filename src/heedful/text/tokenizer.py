@@ -118,7 +118,7 @@ class Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, *, vocab: int) -> Tokenizer:
-    """A tokenizer for texts like these, with at most `vocab` tokens."""
+    """A tokenizer for texts like these, with at most `vocab` tokens, but never fewer than the bytes need."""
     backend = Backend(models.BPE())
     if config.normalise != "none":
         backend.normalizer = {"NFC": normalizers.NFC(), "NFKC": normalizers.NFKC()}[config.normalise]

@@ -38,7 +38,7 @@ def card(
             f"Made with heedful {__version__} on {datetime.now(UTC):%Y-%m-%d}. {model.config.kind}, "
             f"{parameters:,} parameters, vocabulary {prepared.tokenizers[-1].vocab:,}.",
             "",
-            "## Scores on the validation set",
+            "## Scores on the validation set" if prepared.has("valid") else "## Scores on the training data (no other)",
             "",
             "| score | value |",
             "|---|---|",

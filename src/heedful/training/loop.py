@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint as recompute
@@ -32,7 +31,7 @@ from heedful.training.recipe import Recipe
 from heedful.training.schedule import learning_rate
 
 HIGHER_IS_BETTER = {"accuracy", "bleu", "chrf", "exact"}
-EXPLODED = 3.0  # times the loss of guessing
+EXPLODED = 3.0  # times the loss of guessing, or of the first step if that was higher
 
 
 @dataclass
@@ -49,6 +48,11 @@ class Progress:
     stale: int = 0
     skipped: int = 0
     bad_in_a_row: int = 0
+    first_loss: float = 0.0
+
+    def is_stale(self, patience: int) -> bool:
+        """Whether it is time to stop early."""
+        return bool(patience) and self.stale >= patience
 
 
 class DivergedError(ValueError):
@@ -82,11 +86,10 @@ class Trainer:
 
     def run(self) -> None:
         """From wherever the progress stands to the last step, or to an earlier end."""
-        start, seen = time.monotonic(), 0
+        start = time.monotonic()
         with self._stopping_on_signals():
             for rows in self.feed():
                 self.step(rows)
-                seen += 1
                 self.progress.seconds += time.monotonic() - start
                 start = time.monotonic()
                 step = self.progress.step
@@ -104,7 +107,7 @@ class Trainer:
         self.model.load_state_dict(checkpoint.tensors("model"))
         restore_optimizer(self.optimizer, self.model, checkpoint.tensors("optimizer"))
         if self.ema:
-            self.ema = checkpoint.tensors("ema")
+            self.ema = {name: tensor.to(self.world.device) for name, tensor in checkpoint.tensors("ema").items()}
         self.progress = Progress(**checkpoint.state["progress"])
         self.precision.restore(checkpoint.state["scaler"])
 
@@ -116,13 +119,18 @@ class Trainer:
             state = {"progress": asdict(self.progress), "scaler": self.precision.state()}
             try:
                 save_checkpoint(self.folder / "checkpoints", self.progress.step, tensors, state)
-            except (OSError, SafetensorError) as error:
+            except OSError as error:
                 last = max(steps(self.folder / "checkpoints"), default=None)
                 raise OSError(
                     f"checkpoint {self.progress.step} could not be written: {error}. The last good one is {last}; "
                     "make room and run the same command again"
                 ) from None
-            prune(self.folder / "checkpoints", keep=self.config.keep, spare=[self.progress.best_step])
+            prune(
+                self.folder / "checkpoints",
+                keep=self.config.keep,
+                every=self.config.save_every,
+                spare=[self.progress.best_step],
+            )
         self.world.wait()
 
     def score(self) -> tuple[dict[str, float], list[dict[str, str]]]:
@@ -203,7 +211,9 @@ class Trainer:
         scaler, progress = self.precision.scaler, self.progress
         scaler.unscale_(self.optimizer)
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf))
-        too_high = EXPLODED * max(1.0, math.log(getattr(self.recipe.model, "vocab", 1)))
+        if progress.step == 1 and math.isfinite(loss):
+            progress.first_loss = loss
+        too_high = EXPLODED * max(1.0, math.log(self.recipe.model.vocab), progress.first_loss)
         scaled_over = scaler.is_enabled() and math.isfinite(loss)  # the scale was too high: that is float16's business
         if math.isfinite(norm) and loss < too_high:
             scaler.step(self.optimizer)
@@ -231,7 +241,6 @@ class Trainer:
         """Score the model, keep it if it is the best so far; True if training should end."""
         progress, ended = self.progress, False
         if self.world.leads:
-            began = time.monotonic()
             numbers, samples = self.score()
             value = numbers[self.config.metric]
             better = self.is_better(value)
@@ -240,8 +249,7 @@ class Trainer:
                 progress.best, progress.best_step = value, progress.step
                 save_weights(self.folder, self.ema or state_of(self.model))
             self.journal.validation(progress.step, numbers, samples, better)
-            progress.seconds += time.monotonic() - began
-            ended = bool(self.config.patience) and progress.stale >= self.config.patience
+            ended = progress.is_stale(self.config.patience)
             if ended:
                 self.journal.say(f"no better {self.config.metric} in {progress.stale} validations: stopping early")
         return self.world.agree(ended)

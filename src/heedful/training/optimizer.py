@@ -30,4 +30,4 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, model: Model, tensors: d
     parameters = dict(model.named_parameters())
     for name, tensor in tensors.items():
         owner, _, key = name.rpartition("/")
-        optimizer.state[parameters[owner]][key] = tensor.to(parameters[owner].device if tensor.ndim else "cpu")
+        optimizer.state[parameters[owner]][key] = tensor.to(parameters[owner].device)

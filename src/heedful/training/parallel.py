@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -48,5 +49,6 @@ def join() -> World:
         return World(device=device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # The others wait while the leading process prepares the data and validates, and that may take hours.
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=2))
     return World(rank=dist.get_rank(), size=size, device=device)

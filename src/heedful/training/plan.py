@@ -28,20 +28,21 @@ STEPS = 3000  # a training wants this many updates, if need be in small batches
 WORK = 0.9  # of the time; the rest is validation and saving
 
 
-def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, say: Say) -> Recipe:
+def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, world: World, say: Say) -> Recipe:
     """The recipe that makes the most of a budget: `20m`, `2h`, `5000steps`, `3epochs`, `10Mtokens`."""
     amount, unit = parse_budget(budget)
     epoch = max(1, prepared.facts["tokens"][-1] + prepared.facts["rows"]["train"])
     if unit != "seconds":
-        return _with_steps(recipe, task, {"steps": amount, "epochs": amount * epoch, "tokens": amount}[unit], unit)
+        wanted = {"steps": amount, "epochs": amount * epoch, "tokens": amount}[unit]
+        return _with_steps(recipe, task, wanted, unit, say)
     if not recipe.task.pairs:
-        return _with_time(recipe, task, amount, say)
+        return _with_time(recipe, task, amount, world, say)
     assert isinstance(recipe.training.batch_tokens, int)
-    size, candidate, speed = _largest(recipe, task, wanted=EPOCHS * epoch / (amount * WORK))
+    size, candidate, speed = _largest(recipe, task, world, wanted=EPOCHS * epoch / (amount * WORK))
     tokens = min(speed * amount * WORK, ENOUGH * epoch)
     batch = int(min(recipe.training.batch_tokens, max(512, 256 * round(tokens / STEPS / 256))))
     candidate = _changed(candidate, {"batch_tokens": batch})
-    speed = _speed(candidate, task)
+    speed = _speed(candidate, task, world)
     tokens = min(speed * amount * WORK, ENOUGH * epoch)
     count = max(50, int(tokens / _tokens_a_step(candidate, task)))
     every = max(25, count // 16)
@@ -57,7 +58,7 @@ def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, say: Sa
             "log_every": max(1, count // 100),
         },
     )
-    memory = _in_use() + _memory(candidate, task, World())
+    memory = _in_use() + _memory(candidate, task, world)
     say(
         f"plan for {budget}: {size} model, vocabulary {candidate.model.vocab:,}, {count:,} steps of {batch:,} tokens, "
         f"{tokens / epoch:.1f} epochs at {speed:,.0f} tokens/s, about {tokens / speed / WORK / 60:.0f} minutes "
@@ -66,16 +67,19 @@ def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, say: Sa
     return candidate
 
 
-def _largest(recipe: Recipe, task: Task, *, wanted: float) -> tuple[str, Recipe, float]:
-    """The largest model that trains at the wanted speed (target tokens a second), or else the smallest there is."""
+def _largest(recipe: Recipe, task: Task, world: World, *, wanted: float) -> tuple[str, Recipe, float]:
+    """The largest model that trains at the wanted speed (target tokens a second), or else the smallest there is. A
+    model that is not simply one of the named ones was chosen by the person, and stays."""
+    if all(_sized(recipe, size).model != recipe.model for size in SIZES):
+        return "your", recipe, _speed(recipe, task, world)
     chosen = _sized(recipe, SIZES[0])
-    size, speed = SIZES[0], _speed(chosen, task)
+    size, speed = SIZES[0], _speed(chosen, task, world)
     for next_size in SIZES[1:]:
         candidate = _sized(recipe, next_size)
         work = [sum(config.model.parameters().values()) for config in (chosen, candidate)]
         if speed * 3 * work[0] / work[1] < wanted:  # even if it used the machine three times as well
             break
-        next_speed = _speed(candidate, task)
+        next_speed = _speed(candidate, task, world)
         if next_speed < wanted:
             break
         size, chosen, speed = next_size, candidate, next_speed
@@ -100,6 +104,8 @@ def fit_memory(recipe: Recipe, task: Task, *, world: World, say: Say) -> Recipe:
         recipe = _changed(recipe, {"batch_tokens": 25000 if world.device.type == "cuda" else 4096})
         while not _fits(recipe, task, world):
             parts = recipe.training.accumulate * 2
+            if parts > 256:
+                raise ValueError("this model does not fit the memory even row by row; choose a smaller one")
             say(f"a batch does not fit the memory: dealing it out in {parts}")
             recipe = _changed(recipe, {"accumulate": parts})
     return recipe
@@ -109,7 +115,7 @@ def _fits(recipe: Recipe, task: Task, world: World) -> bool:
     """Try the worst batch: for real on a GPU; on a CPU, where failing would be the end, by an eighth of it."""
     if world.device.type == "cuda":
         try:
-            _trainer(recipe, task, world).probe()
+            _trainer(recipe, task, World(device=world.device)).probe()
         except torch.cuda.OutOfMemoryError:
             return False
         finally:
@@ -123,7 +129,8 @@ def _memory(recipe: Recipe, task: Task, world: World) -> int:
     """Bytes a training will need, about: what the forward pass keeps for an eighth of the worst batch, times eight and
     half as much again for the backward pass; and weights, gradients and Adam's two averages."""
     assert isinstance(recipe.training.batch_tokens, int)
-    trainer = _trainer(_changed(recipe, {"batch_tokens": max(1, recipe.training.batch_tokens // 8)}), task, world)
+    eighth = _changed(recipe, {"batch_tokens": max(1, recipe.training.batch_tokens // 8)})
+    trainer = _trainer(eighth, task, World(device=world.device))
     weights = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
     counter = _CountSaved()
     with counter:
@@ -181,15 +188,17 @@ def _changed(recipe: Recipe, training: dict[str, object]) -> Recipe:
     return parse_recipe({**data, "training": {**data["training"], **training}})
 
 
-def _with_steps(recipe: Recipe, task: Task, amount: float, unit: str) -> Recipe:
-    count = amount if unit == "steps" else amount / _tokens_a_step(recipe, task)
-    return _changed(recipe, {"steps": max(1, round(count))})
+def _with_steps(recipe: Recipe, task: Task, amount: float, unit: str, say: Say) -> Recipe:
+    count = max(1, round(amount if unit == "steps" else amount / _tokens_a_step(recipe, task)))
+    say(f"plan: {count:,} steps of {recipe.training.batch_tokens:,} tokens")
+    return _changed(recipe, {"steps": count})
 
 
-def _with_time(recipe: Recipe, task: Task, seconds: float, say: Say) -> Recipe:
-    speed = _speed(recipe, task)
+def _with_time(recipe: Recipe, task: Task, seconds: float, world: World, say: Say) -> Recipe:
+    speed = _speed(recipe, task, world)
     count = max(1, int(seconds * WORK * speed / _tokens_a_step(recipe, task)))
-    say(f"plan: {count:,} steps at {speed:,.0f} tokens/s")
+    memory = (_in_use() + _memory(recipe, task, world)) / 2**20
+    say(f"plan: {count:,} steps at {speed:,.0f} tokens/s, about {memory:,.0f} MiB")
     return _changed(recipe, {"steps": count})
 
 
@@ -204,9 +213,9 @@ def _trainer(recipe: Recipe, task: Task, world: World) -> Trainer:
     )
 
 
-def _speed(recipe: Recipe, task: Task, seconds: float = 2.0) -> float:
-    """Target tokens a second: the middle of a few steps, after one to warm up."""
-    trainer = _trainer(_changed(recipe, {"log_every": 10**9}), task, World())
+def _speed(recipe: Recipe, task: Task, world: World, seconds: float = 2.0) -> float:
+    """Target tokens a second of all processes: the middle of a few steps of this one, after one to warm up."""
+    trainer = _trainer(_changed(recipe, {"log_every": 10**9}), task, World(device=world.device))
     rates: list[float] = []
     began = time.monotonic()
     for rows in trainer.feed():
@@ -215,7 +224,7 @@ def _speed(recipe: Recipe, task: Task, seconds: float = 2.0) -> float:
         rates.append((trainer.progress.tokens - seen) / (time.monotonic() - before))
         if len(rates) > 2 and time.monotonic() - began > seconds:
             break
-    return sorted(rates[1:])[len(rates[1:]) // 2]
+    return sorted(rates[1:])[len(rates[1:]) // 2] * world.size
 
 
 def _tokens_a_step(recipe: Recipe, task: Task) -> float:

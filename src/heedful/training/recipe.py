@@ -31,8 +31,8 @@ class TrainingConfig(Config):
     batch_tokens    tokens on the longer side of a step's batch, padding included; auto = as many as fit and help
     accumulate      deal a step's batch out in this many parts: the same result in less memory
     learning_rate   the highest; 0 = the paper's, 1 / sqrt(width * warmup)
-    schedule        what follows the warm-up: inverse_sqrt (the paper), linear and cosine (to zero at the last step),
-                    constant
+    schedule        what follows the warm-up: inverse_sqrt (the paper), linear and cosine (to a fiftieth at the last
+                    step), constant
     metric          what decides which model is best, and when `patience` validations without a better one end training
     ema             decay of a running average of the weights, used for validation and as the result; 0 = none
     average         at the end, try the mean of the last checkpoints, as many as kept; taken if it is better
@@ -70,7 +70,7 @@ class TrainingConfig(Config):
 class Recipe(Config):
     """`initialise` is the scheme of the first weights."""
 
-    seed: int = 1
+    seed: int = Field(1, ge=0)
     task: SerializeAsAny[TaskConfig] = Field(default_factory=TranslationConfig)
     model: AnyModelConfig
     initialise: Literal["xavier", "gpt2", "bert", "t5"] = "xavier"
@@ -85,6 +85,12 @@ class Recipe(Config):
             raise ValueError(f"task {self.task.kind} trains a {wanted}, but the model is {self.model.kind}")
         if self.training.metric in ("bleu", "chrf", "exact") and not self.task.pairs:
             raise ValueError(f"task {self.task.kind} has no {self.training.metric}; choose metric loss or accuracy")
+        stack = getattr(self.model, "decoder", None)
+        limit = getattr(stack.position, "length", None) if stack else None
+        needed = getattr(self.task, "context", self.data.max_length + 1)
+        if limit is not None and needed > limit:
+            raise ValueError(f"the model learns {limit} positions, but texts may have {needed} tokens; raise "
+                             "model.decoder.position.length, or lower data.max_length or task.context")  # fmt: skip
         if not self.tokenizer.joint and self.task.pairs and getattr(self.model, "tie", "") in ("all", "inputs"):
             raise ValueError("two vocabularies cannot share one table; set model.tie=output with tokenizer.joint=false")
         return self
@@ -119,13 +125,22 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
         key, equals, text = change.partition("=")
         if not equals:
             raise ValueError(f"{change!r} is not of the form key=value, such as training.steps=1000")
-        data = merge(data, _nested(key.split("."), yaml.safe_load(text)))
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ValueError(f"{change!r}: {text!r} is not a value that YAML can read") from None
+        data = merge(data, _nested(key.split("."), value))
     return parse_recipe(data)
 
 
 def parse_recipe(data: dict[str, Any]) -> Recipe:
+    if not isinstance(data, dict):
+        raise ValueError("a recipe is a set of keys, such as `training: {steps: 1000}`")
     data = dict(data)
-    model = dict(data.get("model") or {"preset": "vaswani-tiny"})
+    model = data.get("model") or {"preset": "vaswani-tiny"}
+    if not isinstance(model, dict):
+        raise ValueError(f"model is a set of keys, not {model!r}; to name a preset, write model.preset={model}")
+    model = dict(model)
     if "preset" in model:
         model = merge(preset(model.pop("preset")).model_dump(), model)
     data["model"] = model

@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from heedful.checkpoint import average, newest, save_weights, state_of, steps
+from heedful.checkpoint import average, newest, regular, save_weights, set_aside, state_of
 from heedful.data.prepare import Inputs, Prepared, load_tokenizers, prepare, save_tokenizers
 from heedful.files import write_text
 from heedful.model.models import Model, create
@@ -24,8 +24,8 @@ from heedful.training.parallel import World, join
 from heedful.training.plan import fit_memory, parse_budget, plan
 from heedful.training.recipe import Recipe, differences, parse_recipe
 
-# What may differ when a training goes on: it changes what is seen and kept, not what is computed.
-FREE = ("training.log_every", "training.save_every", "training.keep", "training.samples")
+# What may differ when a training goes on: it changes what is seen, not what comes out.
+FREE = ("training.log_every", "training.samples")
 
 
 @dataclass(frozen=True)
@@ -50,22 +50,25 @@ def train(
     if budget:
         parse_budget(budget)
     world = join()
-    journal = Journal(out, steps=0, speaks=world.leads)
     known = _earlier(out)
     asked = {"recipe": recipe.model_dump(mode="json"), "budget": budget, "data": inputs.digest()}
     if known is not None:
         _refuse_changes(known, asked, out)
     out.mkdir(parents=True, exist_ok=True)
-    prepared = _prepare(recipe, inputs, out, cache, world, journal)
+    journal = Journal(out, steps=0, speaks=world.leads)
+    prepared = _prepare(recipe, inputs, out, cache, world, journal, resumed=known is not None)
+    if not prepared.has("valid"):
+        journal.say("there are too few pairs to hold any out: validation is on the training data")
     task = recipe.task.build(prepared, dropout=recipe.tokenizer.dropout, language=recipe.data.target_language)
-    resolved = _resolve(recipe, known, prepared, task, out, budget, world, journal)
-    if world.leads and known is None:
-        save_tokenizers(out, prepared.tokenizers)
+    if world.leads:
+        resolved = _resolve(recipe, known, prepared, task, out, budget, world, journal)
+        if known is None:
+            save_tokenizers(out, prepared.tokenizers)
         write_text(out / "config.yaml", yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False))
         write_text(out / "asked.json", json.dumps(asked, indent=2))
-    world.wait()
-    if world.leads:
         show(prepared, resolved)
+    world.wait()
+    resolved = parse_recipe(yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8")))
     journal.steps = resolved.training.steps
     try:
         return _train(resolved, task, prepared, out, world, journal)
@@ -79,13 +82,17 @@ def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: Wor
     model = create(recipe.model, scheme=recipe.initialise)
     trainer = Trainer(recipe, task, model, world=world, journal=journal, folder=out)
     checkpoint = newest(out / "checkpoints", journal.say)
+    world.wait()
     if checkpoint is not None:
         trainer.restore(checkpoint)
+        if world.leads:
+            set_aside(out / "checkpoints", after=checkpoint.step)
         journal.say(f"going on from step {checkpoint.step}")
     else:
         trainer.probe()
     journal.begin_at(trainer.progress.step)
-    if trainer.progress.step < recipe.training.steps:
+    progress = trainer.progress
+    if progress.step < recipe.training.steps and not progress.is_stale(recipe.training.patience):
         trainer.run()
     if trainer.stopped:
         journal.close()
@@ -105,9 +112,10 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
     _load_into(trainer.model, out)
     trainer.ema = {}
     numbers, samples = trainer.score()
-    kept = [out / "checkpoints" / str(step) / "model.safetensors" for step in steps(out / "checkpoints")]
+    counted = regular(out / "checkpoints", recipe.training.save_every)[-recipe.training.keep :]
+    kept = [out / "checkpoints" / str(step) / "model.safetensors" for step in counted]
     if recipe.training.average and len(kept) > 1:
-        trainer.model.load_state_dict(average(kept[-recipe.training.keep :]))
+        trainer.model.load_state_dict(average(kept))
         mean, mean_samples = trainer.score()
         if trainer.is_better(mean[recipe.training.metric]):
             numbers, samples = mean, mean_samples
@@ -133,7 +141,7 @@ def _earlier(out: Path) -> dict[str, Any] | None:
     """What an earlier start in this folder was asked to do."""
     path = out / "asked.json"
     if not path.exists():
-        if (out / "config.yaml").exists():
+        if (out / "model.safetensors").exists():
             raise ValueError(f"{out} holds a model that was not trained here; choose another --out")
         return None
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -157,10 +165,12 @@ def _is_free(line: str, known: dict[str, Any]) -> bool:
     return key in FREE
 
 
-def _prepare(recipe: Recipe, inputs: Inputs, out: Path, cache: Path, world: World, journal: Journal) -> Prepared:
+def _prepare(
+    recipe: Recipe, inputs: Inputs, out: Path, cache: Path, world: World, journal: Journal, *, resumed: bool
+) -> Prepared:
     """The leading process prepares; the others then find it done."""
     columns = 2 if inputs.pairs else 1
-    given = load_tokenizers(out, columns=columns) if (out / "tokenizer.json").exists() else None
+    given = load_tokenizers(out, columns=columns) if resumed else None
     if not world.leads:
         world.wait()
     prepared = prepare(inputs, recipe.data, recipe.tokenizer, cache=cache, given=given, notify=journal.say)
@@ -189,7 +199,7 @@ def _resolve(
         return parse_recipe(saved)
     resolved = recipe.with_vocab(prepared.tokenizers[0].vocab, prepared.tokenizers[-1].vocab)
     resolved = fit_memory(resolved, task, world=world, say=journal.say)
-    return plan(resolved, budget, task, prepared, say=journal.say) if budget else resolved
+    return plan(resolved, budget, task, prepared, world=world, say=journal.say) if budget else resolved
 
 
 def peak_memory() -> int:

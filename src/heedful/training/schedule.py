@@ -10,7 +10,7 @@ def learning_rate(config: TrainingConfig, step: int, *, width: int) -> float:
 
     inverse_sqrt    peak * sqrt(warmup / step)                        Vaswani et al. 2017, equation 3
     linear          peak * (steps - step) / (steps - warmup)
-    cosine          peak * (1 + cos(pi * share of what is left)) / 2  Loshchilov and Hutter 2017
+    cosine          peak * (1 + cos(pi * share of what is done)) / 2  Loshchilov and Hutter 2017
     constant        peak
 
     linear and cosine end at a fiftieth of the peak: at zero the last steps would be wasted.

@@ -1,0 +1,75 @@
+"""int8 weights on the CPU: a quarter of the memory, and less of it to read at every step of decoding.
+
+    w_ij = scale_i * q_ij,     scale_i = max_j |w_ij| / 127
+
+Each row of a matrix has its own scale. Activations are quantised as they come, by torch's own kernels. For using a
+model, not for training it.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from heedful.model.embedding import Embedding
+from heedful.model.linear import FusedLinear
+from heedful.model.surgery import replace_modules
+
+
+def quantize_int8(model: nn.Module) -> int:
+    """Every linear map and every table of embeddings, in place; gives how many were changed."""
+    return replace_modules(model, _quantised)
+
+
+def _quantised(name: str, module: nn.Module) -> nn.Module | None:
+    if isinstance(module, FusedLinear):
+        return Int8Linear(module, parts=module.parts)
+    if isinstance(module, nn.Linear):
+        return Int8Linear(module)
+    if isinstance(module, Embedding):
+        return Int8Embedding(module)
+    return None
+
+
+class Int8Linear(nn.Module):
+    """W x + b with W in int8; of several parts, as `FusedLinear` gives them."""
+
+    def __init__(self, linear: nn.Linear, *, parts: tuple[int, ...] | None = None) -> None:
+        super().__init__()
+        self.parts = parts
+        self.packed = _pack(linear.weight, linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        result: Tensor = torch.ops.quantized.linear_dynamic(x.float(), self.packed)
+        return result if self.parts is None else result.split(self.parts, dim=-1)
+
+
+class Int8Embedding(nn.Module):
+    """A table in int8, to read from and to project with."""
+
+    def __init__(self, table: Embedding) -> None:
+        super().__init__()
+        self.factor = table.factor
+        weight = table.weight.detach().float()
+        scale = _scales(weight)
+        self.register_buffer("rows", (weight / scale[:, None]).round().to(torch.int8), persistent=False)
+        self.register_buffer("scale", scale * table.factor, persistent=False)
+        self.packed = _pack(weight, None)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows, scale = self.get_buffer("rows"), self.get_buffer("scale")
+        return rows[tokens].float() * F.embedding(tokens, scale[:, None])
+
+    def project(self, states: Tensor) -> Tensor:
+        logits: Tensor = torch.ops.quantized.linear_dynamic(states.float(), self.packed)
+        return logits
+
+
+def _scales(weight: Tensor) -> Tensor:
+    return weight.abs().amax(dim=1).clamp(min=1e-12) / 127
+
+
+def _pack(weight: Tensor, bias: Tensor | None) -> object:
+    weight = weight.detach().float()
+    scales, zeros = _scales(weight), torch.zeros(len(weight), dtype=torch.long)
+    rows = torch.quantize_per_channel(weight, scales.double(), zeros, 0, torch.qint8)
+    return torch.ops.quantized.linear_prepack(rows, None if bias is None else bias.detach().float())
