@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: test check fix clean
 
 test: .venv/ready
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: .venv/ready
 	$(BIN)/ruff check .

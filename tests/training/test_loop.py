@@ -360,7 +360,7 @@ def test_a_model_too_large_for_the_memory_is_told_so(corpus, tmp_path, monkeypat
 
 
 def test_a_high_first_loss_is_no_explosion(corpus, tmp_path):
-    run(corpus, tmp_path / "run", "initialise=t5", "training.steps=20")
+    run(corpus, tmp_path / "run", "initialise=t5", "training.steps=20", "model.width=128")
     state = newest(tmp_path / "run" / "checkpoints", print).state["progress"]
     assert state["skipped"] == 0 and state["first_loss"] > 20
 

@@ -40,6 +40,7 @@ def translate(
     seed: Annotated[int | None, typer.Option(help="Of the samples.")] = None,
     banned: Annotated[list[str] | None, typer.Option("--banned", help="A phrase never to write.")] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens translated together.")] = 2048,
+    quantize: Annotated[str, typer.Option(help="int8: weights in a quarter of the memory, on the CPU.")] = "",
 ) -> None:
     """Translate text, a line at a time: as many lines come out as go in, in the same order.
 
@@ -57,11 +58,18 @@ def translate(
     from heedful.decoding.generation import GenerationConfig
     from heedful.translator import load
 
+    if quantize not in ("", "int8"):
+        raise ValueError(f"quantize {quantize!r} is not known; known: int8")
     if form not in ("plain", "nbest", "jsonl"):
         raise ValueError(f"format {form!r} is not one of plain, nbest, jsonl")
     given = locals()
     config = parse(GenerationConfig, {name: given[name] for name in GenerationConfig.model_fields if name in given})
     translator = load(*models)
+    if quantize:
+        from heedful.model.int8 import quantize_int8
+
+        for model in translator.models:
+            quantize_int8(model)
     as_json = form == "jsonl" or source.endswith(".jsonl")
     with _reading(source) as lines, _writing(output) as out:
         translations = _translate(translator, lines, config, as_json, banned or [], batch_tokens)

@@ -6,6 +6,8 @@ Each row of a matrix has its own scale. Activations are quantised as they come, 
 model, not for training it.
 """
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +15,9 @@ from torch import Tensor, nn
 from heedful.model.embedding import Embedding
 from heedful.model.linear import FusedLinear
 from heedful.model.surgery import replace_modules
+
+# Activations take seven bits: without VNNI the kernels add pairs of products in 16 bits, which eight would overflow.
+REDUCE_RANGE = True
 
 
 def quantize_int8(model: nn.Module) -> int:
@@ -39,7 +44,7 @@ class Int8Linear(nn.Module):
         self.packed = _pack(linear.weight, linear.bias)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
-        result: Tensor = torch.ops.quantized.linear_dynamic(x.float(), self.packed)
+        result: Tensor = torch.ops.quantized.linear_dynamic(x.float(), self.packed, REDUCE_RANGE)
         return result if self.parts is None else result.split(self.parts, dim=-1)
 
 
@@ -60,7 +65,7 @@ class Int8Embedding(nn.Module):
         return rows[tokens].float() * F.embedding(tokens, scale[:, None])
 
     def project(self, states: Tensor) -> Tensor:
-        logits: Tensor = torch.ops.quantized.linear_dynamic(states.float(), self.packed)
+        logits: Tensor = torch.ops.quantized.linear_dynamic(states.float(), self.packed, REDUCE_RANGE)
         return logits
 
 
@@ -71,5 +76,7 @@ def _scales(weight: Tensor) -> Tensor:
 def _pack(weight: Tensor, bias: Tensor | None) -> object:
     weight = weight.detach().float()
     scales, zeros = _scales(weight), torch.zeros(len(weight), dtype=torch.long)
-    rows = torch.quantize_per_channel(weight, scales.double(), zeros, 0, torch.qint8)
+    with warnings.catch_warnings():  # torch moves its quantisation to another package; these kernels stay
+        warnings.simplefilter("ignore")
+        rows = torch.quantize_per_channel(weight, scales.double(), zeros, 0, torch.qint8)
     return torch.ops.quantized.linear_prepack(rows, None if bias is None else bias.detach().float())

@@ -1,0 +1,45 @@
+"""int8 weights: close to the original, a quarter of the size, and the same interface."""
+
+import torch
+
+from heedful.families.vaswani import vaswani
+from heedful.model.int8 import Int8Embedding, Int8Linear, quantize_int8
+from heedful.model.models import create
+from heedful.model.surgery import replace_modules
+
+
+def test_logits_stay_close_and_decoding_works():
+    torch.manual_seed(0)
+    model = create(vaswani(vocab=101, width=64, hidden=96, heads=4, layers=2, dropout=0.1)).eval()
+    source, target = torch.randint(0, 101, (3, 7)), torch.randint(0, 101, (3, 11))
+    with torch.no_grad():
+        exact = model(source, target)
+        changed = quantize_int8(model)
+        rough = model(source, target)
+        memory, cache = model.encode(source), model.new_cache(11)
+        steps = [model.decode(target[:, [step]], memory, cache=cache) for step in range(11)]
+    assert changed == 1 + 2 * 4 + 2 * 7  # the table; two products in each attention, three where it crosses; two more
+    assert (rough - exact).norm() < 0.1 * exact.norm()
+    assert not any(isinstance(module, torch.nn.Linear) for module in model.modules())
+    assert torch.cat(steps, dim=1).shape == (3, 11, 64)
+
+
+def test_rows_are_rounded_to_the_nearest_of_255_steps():
+    linear = torch.nn.Linear(50, 20)
+    x = torch.eye(50)
+    found = Int8Linear(linear)(x) - linear.bias
+    step = linear.weight.abs().amax(1) / 127
+    assert ((found.T - linear.weight).abs() <= 0.02 * linear.weight.abs().amax() + step[:, None]).all()
+
+
+def test_a_table_reads_what_it_holds():
+    model = create(vaswani(vocab=101, width=64, hidden=96, heads=4, layers=1, dropout=0.1))
+    tokens = torch.arange(101)
+    exact, rough = model.embedding(tokens), Int8Embedding(model.embedding)(tokens)
+    assert (exact - rough).abs().max() < 0.01 * exact.abs().max()
+
+
+def test_surgery_replaces_what_it_is_told_and_counts():
+    model = create(vaswani(vocab=101, width=64, hidden=96, heads=4, layers=1, dropout=0.1))
+    count = replace_modules(model, lambda name, module: torch.nn.Identity() if name.endswith("feedforward") else None)
+    assert count == 2 and isinstance(model.encoder.layers[0].feedforward, torch.nn.Identity)
