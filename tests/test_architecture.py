@@ -12,6 +12,7 @@ LEVELS = [
     {"data", "families", "adapters", "decoding"},
     {"checkpoint", "exchange"},
     {"translator", "generator"},
+    {"alignment"},
     {"tasks"},
     {"training"},
     {"serving", "inspection"},

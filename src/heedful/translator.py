@@ -23,6 +23,7 @@ from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.rules import Rules
 from heedful.decoding.sampling import sample
 from heedful.decoding.stepper import EncoderDecoderStepper, EnsembleStepper, Stepper
+from heedful.evaluation.metrics import consensus
 from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.text.tokenizer import BOS, EOS, PAD, Tokenizer
 
@@ -75,6 +76,18 @@ class Translator:
         for owner, hypotheses in zip(owners, written, strict=True):
             parts[owner].append(hypotheses)
         return [self._join(found) for found in parts]
+
+    def by_consensus(
+        self, texts: Sequence[str], config: GenerationConfig, *, batch_tokens: int = 2048
+    ) -> list[Translation]:
+        """Of `num_return_sequences` samples, the one most like the others (minimum Bayes risk with chrF)."""
+        config = config.model_copy(update={"do_sample": True})
+        found = []
+        for drawn in self.translate(texts, config, batch_tokens=batch_tokens):
+            every = [Alternative(drawn.text, drawn.score, drawn.tokens, drawn.token_log_probs), *drawn.alternatives]
+            best = every[consensus([one.text for one in every])]
+            found.append(Translation(**vars(best), warnings=drawn.warnings))
+        return found
 
     def stream(
         self, texts: Iterable[str], config: GenerationConfig | None = None, *, batch_tokens: int = 2048

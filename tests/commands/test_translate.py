@@ -58,6 +58,21 @@ def test_int8_weights_translate_too(place):
     assert out.count("\n") == 2
 
 
+def test_alignments_in_pharaohs_format_and_in_json(place):
+    code, out, said = heedful(place, "translate", "a", "--format", "pharaoh", stdin=b"a b c\n\nd\n")
+    assert code == 0, said
+    lines = out.split("\n")
+    assert len(lines) == 4 and lines[1] == ""
+    assert all(0 <= int(link.split("-")[0]) < 3 for link in lines[0].split())
+    code, out, _ = heedful(place, "translate", "a", "--format", "jsonl", "--alignment", stdin=b'{"text": "a b c"}\n')
+    assert code == 0 and isinstance(json.loads(out)["alignment"], list)
+
+
+def test_the_most_agreed_on_of_many_samples(place):
+    twice = [heedful(place, "translate", "a", "--mbr", 5, "--seed", 1, stdin=b"a b c\nd e\n") for _ in range(2)]
+    assert twice[0] == twice[1] and twice[0][0] == 0 and twice[0][1].count("\n") == 2
+
+
 def test_moses_n_best(place):
     code, out, said = heedful(place, "translate", "a", "--n-best", 3, "--format", "nbest", stdin=b"a b c\nd\n")
     assert code == 0, said
@@ -131,7 +146,7 @@ MISTAKES = {
     "translator": (["generate", "a", "x"], "holds a encoder_decoder model, which does not continue texts"),
     "no input": (["translate", "a", "-i", "missing.txt"], "there is no file missing.txt"),
     "quantize": (["translate", "a", "--quantize", "int4"], "quantize 'int4' is not known; known: int8"),
-    "format": (["translate", "a", "--format", "xml"], "format 'xml' is not one of plain, nbest, jsonl"),
+    "format": (["translate", "a", "--format", "xml"], "format 'xml' is not one of plain, nbest, jsonl, pharaoh"),
     "too many": (["translate", "a", "--n-best", "9"], "num_return_sequences 9 is more than num_beams 4"),
     "no test": (["evaluate", "a", "missing.tsv"], "there is no file missing.tsv"),
     "only a model": (["evaluate", "a"], "give a model folder and a test file"),

@@ -21,7 +21,9 @@ def translate(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="A model folder; several make an ensemble.")],
     source: Annotated[str, typer.Option("--input", "-i", help="File to translate; - = standard input.")] = "-",
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - = standard output.")] = "-",
-    form: Annotated[str, typer.Option("--format", help="plain, nbest (Moses) or jsonl.")] = "plain",
+    form: Annotated[
+        str, typer.Option("--format", help="plain, nbest (Moses), jsonl or pharaoh (alignments).")
+    ] = "plain",
     num_beams: Annotated[int, typer.Option("--num-beams", "--beam-size", "-b", help="1 = greedy.")] = 4,
     num_return_sequences: Annotated[
         int, typer.Option("--num-return-sequences", "--n-best", "-n", help="How many translations of each line.")
@@ -40,6 +42,8 @@ def translate(
     seed: Annotated[int | None, typer.Option(help="Of the samples.")] = None,
     banned: Annotated[list[str] | None, typer.Option("--banned", help="A phrase never to write.")] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens translated together.")] = 2048,
+    alignment: Annotated[bool, typer.Option("--alignment", help="Word alignments in the JSONL.")] = False,
+    mbr: Annotated[int, typer.Option(min=0, help="Draw so many samples, give the one most like the others.")] = 0,
     quantize: Annotated[str, typer.Option(help="int8: weights in a quarter of the memory, on the CPU.")] = "",
 ) -> None:
     """Translate text, a line at a time: as many lines come out as go in, in the same order.
@@ -55,13 +59,14 @@ def translate(
 
       heedful translate runs/my-model --n-best 5 --format nbest < test.en
     """
+    from heedful.alignment import Aligner
     from heedful.decoding.generation import GenerationConfig
     from heedful.translator import load
 
     if quantize not in ("", "int8"):
         raise ValueError(f"quantize {quantize!r} is not known; known: int8")
-    if form not in ("plain", "nbest", "jsonl"):
-        raise ValueError(f"format {form!r} is not one of plain, nbest, jsonl")
+    if form not in ("plain", "nbest", "jsonl", "pharaoh"):
+        raise ValueError(f"format {form!r} is not one of plain, nbest, jsonl, pharaoh")
     given = locals()
     config = parse(GenerationConfig, {name: given[name] for name in GenerationConfig.model_fields if name in given})
     translator = load(*models)
@@ -71,20 +76,33 @@ def translate(
         for model in translator.models:
             quantize_int8(model)
     as_json = form == "jsonl" or source.endswith(".jsonl")
+    aligner = Aligner.load(models[0]) if form == "pharaoh" or (as_json and alignment) else None
     with _reading(source) as lines, _writing(output) as out:
-        translations = _translate(translator, lines, config, as_json, banned or [], batch_tokens)
+        translations = _translate(translator, lines, config, as_json, banned or [], batch_tokens, mbr)
         for number, (line, found) in enumerate(translations):
             for warning in found.warnings:
                 print(f"heedful: line {number + 1}: {warning}", file=sys.stderr)
-            out.write(_shown(number, line, found, "jsonl" if as_json else form))
+            links = aligner.align(translator, [(line["text"].strip(), found.text)])[0] if aligner else None
+            out.write(_shown(number, line, found, "jsonl" if as_json else form, links))
             out.flush()
 
 
 def _translate(
-    translator: "Translator", lines: Iterable[str], config: Any, as_json: bool, banned: list[str], batch_tokens: int
+    translator: "Translator",
+    lines: Iterable[str],
+    config: Any,
+    as_json: bool,
+    banned: list[str],
+    batch_tokens: int,
+    mbr: int,
 ) -> "Iterator[tuple[dict[str, Any], Translation]]":
     for chunk in _chunks(lines):
         given = [_object(line, as_json) for line in chunk]
+        if mbr:
+            drawn = config.model_copy(update={"num_return_sequences": mbr})
+            texts = [entry["text"] for entry in given]
+            yield from zip(given, translator.by_consensus(texts, drawn, batch_tokens=batch_tokens), strict=True)
+            continue
         avoid = {tuple(entry.get("avoid", ())) for entry in given}
         found: list[Any] = [None] * len(given)
         for phrases in avoid:  # lines that avoid the same go together
@@ -114,10 +132,16 @@ def _object(line: str, as_json: bool) -> dict[str, Any]:
     return data
 
 
-def _shown(number: int, given: dict[str, Any], found: "Translation", form: str) -> str:
+def _shown(
+    number: int, given: dict[str, Any], found: "Translation", form: str, links: list[tuple[int, int]] | None
+) -> str:
     every = [found, *found.alternatives]
+    if form == "pharaoh":
+        return " ".join(f"{source}-{target}" for source, target in links or []) + "\n"
     if form == "jsonl":
         data = {**given, "sentence_id": number, "translation": found.text, "score": round(found.score, 6)}
+        if links is not None:
+            data["alignment"] = links
         if found.alternatives:
             data["translations"] = [one.text for one in every]
             data["scores"] = [round(one.score, 6) for one in every]

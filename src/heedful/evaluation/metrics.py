@@ -31,6 +31,16 @@ def score(hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, lan
     return found
 
 
+def consensus(texts: Sequence[str]) -> int:
+    """Which of several versions is most like the others, by chrF: minimum Bayes risk (Kumar and Byrne 2004)."""
+    metric = CHRF()
+    likeness = [
+        sum(metric.sentence_score(text, [other]).score for place, other in enumerate(texts) if place != index)
+        for index, text in enumerate(texts)
+    ]
+    return max(range(len(texts)), key=likeness.__getitem__)
+
+
 def quick_score(hypotheses: Sequence[str], references: Sequence[str], *, language: str = "") -> dict[str, float]:
     """BLEU, chrF and exact match as plain numbers, for watching a training."""
     stream = [list(references)]

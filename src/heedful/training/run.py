@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from safetensors.torch import load_file
 
+from heedful.alignment import Aligner, choose
 from heedful.checkpoint import average, newest, regular, save_weights, set_aside, state_of
 from heedful.data.prepare import Inputs, Prepared, load_tokenizers, prepare, save_tokenizers
 from heedful.files import write_text
+from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.model.models import Model, create
 from heedful.tasks import Task
 from heedful.training.card import card
@@ -23,7 +26,9 @@ from heedful.training.loop import Trainer
 from heedful.training.parallel import World, join
 from heedful.training.plan import fit_memory, parse_budget, plan
 from heedful.training.recipe import Recipe, differences, parse_recipe
+from heedful.translator import Translator
 
+LEXICON, ALIGNED = 20_000, 200  # pairs to learn which words meet, and to try the heads on
 # What may differ when a training goes on: it changes what is seen, not what comes out.
 FREE = ("training.log_every", "training.samples")
 
@@ -122,6 +127,8 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
             save_weights(out, state_of(trainer.model))
             journal.say(f"the mean of the last {len(kept)} checkpoints is better, and is kept")
         _load_into(trainer.model, out)
+    if isinstance(trainer.model, EncoderDecoder):
+        _choose_aligner(trainer.model, prepared).save(out)
     memory = peak_memory()
     speed = progress.tokens / max(1e-9, progress.seconds)
     journal.write(progress.step, final=numbers, peak_memory=memory, tokens_per_second=speed, skipped=progress.skipped)
@@ -131,6 +138,16 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
         f"peak memory {memory / 2**20:,.0f} MiB" + (f", {progress.skipped} steps skipped" if progress.skipped else "")
     )
     return numbers
+
+
+def _choose_aligner(model: EncoderDecoder, prepared: Prepared) -> Aligner:
+    """By the validation pairs, with the words that meet in the first training pairs."""
+    store = prepared.store("train")
+    rows = np.arange(min(LEXICON, len(store)))
+    sources, targets = (prepared.tokenizers[column].decode(store.rows(column, rows)) for column in (0, 1))
+    lexicon = list(zip(sources, targets, strict=True))
+    pairs = [(text[0], text[1]) for text in prepared.texts("valid")] if prepared.has("valid") else lexicon
+    return choose(Translator([model], prepared.tokenizers), pairs[:ALIGNED], lexicon=lexicon)
 
 
 def _load_into(model: Model, out: Path) -> None:

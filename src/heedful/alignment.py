@@ -1,0 +1,124 @@
+"""Which word comes from which: read off the attention to the source.
+
+A model has many heads, and few of them align. The one that does it best is picked once, at the end of training: the one
+whose links join words that often occur in each other's sentences.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from heedful.files import write_text
+from heedful.model.multihead import CrossAttention
+from heedful.model.record import recorded
+from heedful.text.tokenizer import BOS, EOS, Tokenizer
+from heedful.translator import Translator, pad
+
+Links = list[tuple[int, int]]  # (source word, target word), from 0
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Aligner:
+    """A layer and a head; `score` is the mean association of the words it links."""
+
+    layer: int
+    head: int
+    score: float = 0.0
+
+    def align(self, translator: Translator, pairs: Sequence[tuple[str, str]]) -> list[Links]:
+        """For each pair the source word that each target word looks at most."""
+        found: list[Links] = []
+        for start in range(0, len(pairs), BATCH):
+            chunk = pairs[start : start + BATCH]
+            weights = _weights(translator, chunk)[self.layer][:, self.head]
+            found += [_links(translator, pair, weights[row]) for row, pair in enumerate(chunk)]
+        return found
+
+    def save(self, folder: Path) -> None:
+        write_text(folder / "alignment.json", json.dumps(asdict(self), indent=2))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Aligner":
+        path = folder / "alignment.json"
+        if not path.is_file():
+            raise ValueError(f"{folder} has no alignment.json: no head has been chosen to align by")
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def choose(translator: Translator, pairs: Sequence[tuple[str, str]], *, lexicon: Sequence[tuple[str, str]]) -> Aligner:
+    """The head that aligns these pairs best, judged by the words that meet in the pairs of `lexicon`."""
+    pairs = [pair for pair in pairs if pair[0].split() and pair[1].split()]
+    association = _association([*lexicon, *pairs])
+    totals: dict[tuple[int, int], float] = {}
+    count = 0
+    for start in range(0, len(pairs), BATCH):
+        chunk = pairs[start : start + BATCH]
+        for layer, weights in enumerate(_weights(translator, chunk)):
+            for head in range(weights.shape[1]):
+                value = sum(
+                    association(source.split()[s], target.split()[t])
+                    for row, (source, target) in enumerate(chunk)
+                    for s, t in _links(translator, (source, target), weights[row, head])
+                )
+                totals[layer, head] = totals.get((layer, head), 0.0) + value
+        count += sum(len(target.split()) for _, target in chunk)
+    if not totals:
+        return Aligner(0, 0)
+    (layer, head), total = max(totals.items(), key=lambda item: item[1])
+    return Aligner(layer, head, total / max(1, count))
+
+
+@torch.inference_mode()
+def _weights(translator: Translator, pairs: Sequence[tuple[str, str]]) -> list[Tensor]:
+    """The cross-attention of each layer while the target is read: batch heads target source."""
+    source, valid = pad(translator.source.encode([source for source, _ in pairs]), last=EOS)
+    target, _ = pad(translator.target.encode([target for _, target in pairs]), first=BOS)
+    model = translator.models[0]
+    with recorded(model, CrossAttention) as seen:
+        model(source.to(translator.device), target.to(translator.device), source_valid=valid.to(translator.device))
+    return [glance.weights() for glance in seen]
+
+
+def _links(translator: Translator, pair: tuple[str, str], weights: Tensor) -> Links:
+    """Each target word to the source word with most of its weight. weights: target source"""
+    sources, targets = _words_of(translator.source, pair[0]), _words_of(translator.target, pair[1])
+    if not sources or not targets:
+        return []
+    between = torch.zeros(max(targets) + 1, max(sources) + 1)
+    for place, word in enumerate(targets):
+        if word >= 0:
+            by_word = torch.zeros(max(sources) + 1)
+            real = torch.tensor([word >= 0 for word in sources])
+            by_word.index_add_(0, torch.tensor(sources)[real], weights[place, : len(sources)].cpu().float()[real])
+            between[word] += by_word
+    return [(int(between[word].argmax()), word) for word in range(len(between))]
+
+
+def _words_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    """For each token the number of the word it is in, words being what spaces separate; -1 = only spaces."""
+    starts = [match.start() for match in re.finditer(r"\S+", text)]
+    words = []
+    for _, start, end in tokenizer.pieces(text):
+        inside = [place for place in range(start, end) if not text[place].isspace()]
+        words.append(sum(begin <= inside[0] for begin in starts) - 1 if inside else -1)
+    return words
+
+
+def _association(pairs: Sequence[tuple[str, str]]) -> Callable[[str, str], float]:
+    """Dice's coefficient of a source and a target word: how often they meet, of how often they occur."""
+    first: Counter[str] = Counter()
+    second: Counter[str] = Counter()
+    both: Counter[tuple[str, str]] = Counter()
+    for source, target in pairs:
+        sources, targets = set(source.split()), set(target.split())
+        first.update(sources)
+        second.update(targets)
+        both.update((s, t) for s in sources for t in targets)
+    return lambda source, target: 2 * both[source, target] / (first[source] + second[target])
