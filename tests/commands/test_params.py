@@ -4,6 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+from tests.commands.in_process import refused
+
 
 def heedful(*arguments):
     command = [sys.executable, "-c", "from heedful.commands.main import main; main()", *arguments]
@@ -32,18 +36,19 @@ def test_without_a_name_it_lists_the_presets():
     assert json.loads(heedful("params", "--json").stdout)["gpt2"] == 124_439_808
 
 
-def test_mistakes_get_one_line_and_exit_code_2():
-    for arguments, message in (
-        (["params", "vaswani-bse"], "heedful: unknown preset 'vaswani-bse'; did you mean 'vaswani-base'?\n"),
-        (["params", "gpt2", "decoder.layer=3"], "heedful: decoder: unknown key 'layer'; did you mean 'layers'?\n"),
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["vaswani-bse"], "heedful: unknown preset 'vaswani-bse'; did you mean 'vaswani-base'?\n"),
+        (["gpt2", "decoder.layer=3"], "heedful: decoder: unknown key 'layer'; did you mean 'layers'?\n"),
         (
-            ["params", "gpt2", "width=10"],
+            ["gpt2", "width=10"],
             "heedful: decoder: width 10 does not split into 12 heads; choose heads from [1, 2, 5, 10]\n",
         ),
-    ):
-        result = heedful(*arguments)
-        assert (result.returncode, result.stderr) == (2, message)
-        assert not result.stdout
+    ],
+)
+def test_mistakes_get_one_line_and_exit_code_2(arguments, message, monkeypatch, capsys):
+    assert refused(monkeypatch, capsys, "params", *arguments) == message
 
 
 def test_help_answers_without_torch():

@@ -115,16 +115,21 @@ def test_auto_precision_takes_what_the_hardware_computes_in():
     assert chosen == ("bfloat16" if torch.cpu._is_amx_tile_supported() else "float32")
 
 
-def test_compiled_training_equals_plain_training(corpus, tmp_path):
-    pytest.importorskip("torch._dynamo")
-    dry = ["model.encoder.dropout=0", "model.decoder.dropout=0", "training.steps=5"]
+def test_compiled_training_equals_plain_training(corpus, tmp_path, monkeypatch):
+    """With the compiler's front end only: what it captures is what is trained. Code generation takes a minute."""
+    compiled = []
+    plain = torch.compile
+
+    def capture(module, **options):
+        compiled.append(module)
+        return plain(module, backend="eager", **options)
+
+    monkeypatch.setattr(torch, "compile", capture)
+    dry = ["model.encoder.dropout=0", "model.decoder.dropout=0", "training.steps=2", "training.log_every=1"]
     run(corpus, tmp_path / "plain", *dry)
-    try:
-        run(corpus, tmp_path / "compiled", *dry, "training.compile=true")
-    except Exception as error:
-        if "compiler" in str(error).lower():
-            pytest.skip("no compiler here")
-        raise
+    assert not compiled
+    run(corpus, tmp_path / "compiled", *dry, "training.compile=true")
+    assert compiled
     assert losses(tmp_path / "plain") == pytest.approx(losses(tmp_path / "compiled"), abs=1e-4)
 
 

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from heedful.config import Config, Size
 from heedful.data.check import Report, check
-from heedful.data.corpus import UNREADABLE, Fault, Line, near, open_bytes, read_pairs, read_texts
+from heedful.data.corpus import UNREADABLE, Fault, Line, near, open_bytes, pair_format, read_pairs, read_texts
 from heedful.data.store import Store, StoreWriter
 from heedful.files import sync_folder, write_text
 from heedful.text.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
@@ -59,6 +59,9 @@ class Inputs:
         for file in (*self.train, *self.valid, *self.test):
             if not file.is_file():
                 raise ValueError(f"there is no file {file}")
+        for files in (self.train, self.valid, self.test):
+            if self.pairs and files:
+                pair_format(files)
 
     def read(self, split: str) -> Iterator[Line | Fault]:
         files: tuple[Path, ...] = getattr(self, split)
