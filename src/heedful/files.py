@@ -15,12 +15,19 @@ def in_place(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.tmp")  # always the same, so that what a kill left is written over
     try:
         yield temporary
+        temporary.chmod(0o666 & ~_umask())  # some libraries write files that only their owner may read
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)  # it can only be read by setting it
+    os.umask(mask)
+    return mask
 
 
 def write_text(path: Path, text: str) -> None:
