@@ -15,13 +15,13 @@ def test_a_failure_leaves_what_was_there_and_nothing_else(tmp_path):
     with pytest.raises(OSError, match="full"), in_place(path) as temporary:
         temporary.write_text("half of the n")
         raise OSError("full")
-    assert path.read_text() == "old" and os.listdir(tmp_path) == ["file.txt"]
+    assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["file.txt"]
 
 
 def test_what_a_kill_left_is_written_over(tmp_path):
     (tmp_path / ".file.txt.tmp").write_text("left")
     write_text(tmp_path / "file.txt", "new")
-    assert os.listdir(tmp_path) == ["file.txt"] and (tmp_path / "file.txt").read_text() == "new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file.txt"] and (tmp_path / "file.txt").read_text() == "new"
 
 
 def test_weights_may_be_read_by_others_as_the_umask_says(tmp_path):
