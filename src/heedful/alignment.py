@@ -55,7 +55,7 @@ class Aligner:
 def choose(translator: Translator, pairs: Sequence[tuple[str, str]], *, lexicon: Sequence[tuple[str, str]]) -> Aligner:
     """The head that aligns these pairs best, judged by the words that meet in the pairs of `lexicon`."""
     pairs = [pair for pair in pairs if pair[0].split() and pair[1].split()]
-    association = _association([*lexicon, *pairs])
+    association = _association(pairs, [*lexicon, *pairs])
     totals: dict[tuple[int, int], float] = {}
     count = 0
     for start in range(0, len(pairs), BATCH):
@@ -111,14 +111,19 @@ def _words_of(tokenizer: Tokenizer, text: str) -> list[int]:
     return words
 
 
-def _association(pairs: Sequence[tuple[str, str]]) -> Callable[[str, str], float]:
-    """Dice's coefficient of a source and a target word: how often they meet, of how often they occur."""
+def _association(asked: Sequence[tuple[str, str]], lexicon: Sequence[tuple[str, str]]) -> Callable[[str, str], float]:
+    """Dice's coefficient of a source and a target word: how often they meet, of how often they occur. Only words that
+    meet in a pair `asked` about are counted: all that meet in a lexicon would fill the memory."""
+    wanted: dict[str, set[str]] = {}
+    for source, target in asked:
+        for word in source.split():
+            wanted.setdefault(word, set()).update(target.split())
     first: Counter[str] = Counter()
     second: Counter[str] = Counter()
     both: Counter[tuple[str, str]] = Counter()
-    for source, target in pairs:
-        sources, targets = set(source.split()), set(target.split())
+    for source, target in lexicon:
+        sources, targets = set(source.split()) & wanted.keys(), set(target.split())
         first.update(sources)
         second.update(targets)
-        both.update((s, t) for s in sources for t in targets)
+        both.update((s, t) for s in sources for t in targets & wanted[s])
     return lambda source, target: 2 * both[source, target] / (first[source] + second[target])

@@ -9,6 +9,12 @@ from torch import Tensor, nn
 from heedful.config import Config, Size
 
 
+def new_table(rows: int, width: int) -> nn.Parameter:
+    """Some small numbers; `initialise` sets the real ones. Uniform, since torch takes two seconds to load what it needs
+    for normal ones on the meta device."""
+    return nn.Parameter(torch.empty(rows, width).uniform_(-(width**-0.5), width**-0.5))
+
+
 class EmbeddingConfig(Config):
     """`width` below the model's width factorises the table (ALBERT, Lan et al. 2020, section 3.1)."""
 
@@ -30,9 +36,8 @@ class Embedding(nn.Module):
 
     def __init__(self, vocab: int, width: int, *, scale: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab, width))
+        self.weight = new_table(vocab, width)
         self.factor = math.sqrt(width) if scale else 1.0
-        nn.init.normal_(self.weight, std=width**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         vectors = F.embedding(tokens, self.weight)

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from heedful.config import Config, Size
-from heedful.model.embedding import EmbeddingConfig
+from heedful.model.embedding import EmbeddingConfig, new_table
 from heedful.model.heads import HeadConfig, MaskedLmConfig
 from heedful.model.position.learned import LearnedConfig
 from heedful.model.stack import StackConfig
@@ -64,11 +64,7 @@ class EncoderOnly(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = config.embedding.build(config.vocab, config.width)
-        self.token_types = (
-            nn.Parameter(torch.empty(config.token_types, config.input_width).normal_(std=0.02))
-            if config.token_types
-            else None
-        )
+        self.token_types = new_table(config.token_types, config.input_width) if config.token_types else None
         self.encoder = config.encoder.build(width=config.width, input_width=config.input_width, causal=False)
         self.heads = nn.ModuleDict({head.kind: _build_head(head, config) for head in config.heads})
 

@@ -1,11 +1,11 @@
 """One learned vector per position, added to the embeddings."""
 
-import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from heedful.config import Size
+from heedful.model.embedding import new_table
 from heedful.model.position import Position, PositionConfig
 
 
@@ -29,8 +29,7 @@ class Learned(Position):
         super().__init__()
         self.limit = config.length
         self.offset = config.offset
-        self.weight = nn.Parameter(torch.empty(config.length + config.offset, width))
-        nn.init.normal_(self.weight, std=0.02)
+        self.weight = new_table(config.length + config.offset, width)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + F.embedding(positions + self.offset, self.weight)

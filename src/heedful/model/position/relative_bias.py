@@ -5,9 +5,10 @@ import math
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from heedful.config import Size
+from heedful.model.embedding import new_table
 from heedful.model.position import Position, PositionConfig
 
 
@@ -45,8 +46,7 @@ class RelativeBias(Position):
         self.buckets = config.buckets
         self.max_distance = config.max_distance
         self.causal = causal
-        self.weight = nn.Parameter(torch.empty(config.buckets, heads))
-        nn.init.normal_(self.weight, std=0.02)
+        self.weight = new_table(config.buckets, heads)
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         offset = key_positions[:, None, :] - query_positions[:, :, None]  # batch query key
