@@ -41,13 +41,13 @@ def cut(rows: np.ndarray, lengths: np.ndarray, budget: int) -> list[np.ndarray]:
     `lengths`: rows columns.
     """
     order = _by_length(lengths, budget)
-    rows, longest = rows[order], lengths[order].max(axis=1)
+    rows, longest = rows[order], lengths[order].max(axis=1).tolist()
     batches, start, widest = [], 0, 0
-    for end in range(len(rows)):
-        widest = max(widest, int(longest[end]))
+    for end, length in enumerate(longest):
+        widest = max(widest, length)
         if end > start and widest * (end - start + 1) > budget:
             batches.append(rows[start:end])
-            start, widest = end, int(longest[end])
+            start, widest = end, length
     if start < len(rows):
         batches.append(rows[start:])
     return batches

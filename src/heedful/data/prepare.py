@@ -103,12 +103,14 @@ def prepare(
     config: TokenizerConfig,
     *,
     cache: Path,
+    content: str = "",
     given: list[Tokenizer] | None = None,
     notify: Notify = lambda message: None,
 ) -> Prepared:
-    """Tokenizers are trained unless `given`. Everything is found again on the second call."""
+    """Tokenizers are trained unless `given`. Everything is found again on the second call. `content`: the digest of the
+    inputs, where it is known already."""
     cache.mkdir(parents=True, exist_ok=True)
-    content = inputs.digest()
+    content = content or inputs.digest()
     tokenizers_key = _key(content, inputs.pairs, config.model_dump(exclude={"dropout"}), data.held_out)
     report: Report | None = None
     tokenizers = given or _load_tokenizers(cache / "tokenizers" / tokenizers_key, inputs.pairs)

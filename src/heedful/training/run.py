@@ -56,12 +56,13 @@ def train(
         parse_budget(budget)
     world = join()
     known = _earlier(out)
-    asked = {"recipe": recipe.model_dump(mode="json"), "budget": budget, "data": inputs.digest()}
+    content = inputs.digest()
+    asked = {"recipe": recipe.model_dump(mode="json"), "budget": budget, "data": content}
     if known is not None:
         _refuse_changes(known, asked, out)
     out.mkdir(parents=True, exist_ok=True)
     journal = Journal(out, steps=0, speaks=world.leads)
-    prepared = _prepare(recipe, inputs, out, cache, world, journal, resumed=known is not None)
+    prepared = _prepare(recipe, inputs, content, out, cache, world, journal, resumed=known is not None)
     if not prepared.has("valid"):
         journal.say("there are too few pairs to hold any out: validation is on the training data")
     task = recipe.task.build(prepared, dropout=recipe.tokenizer.dropout, language=recipe.data.target_language)
@@ -183,14 +184,24 @@ def _is_free(line: str, known: dict[str, Any]) -> bool:
 
 
 def _prepare(
-    recipe: Recipe, inputs: Inputs, out: Path, cache: Path, world: World, journal: Journal, *, resumed: bool
+    recipe: Recipe,
+    inputs: Inputs,
+    content: str,
+    out: Path,
+    cache: Path,
+    world: World,
+    journal: Journal,
+    *,
+    resumed: bool,
 ) -> Prepared:
     """The leading process prepares; the others then find it done."""
     columns = 2 if inputs.pairs else 1
     given = load_tokenizers(out, columns=columns) if resumed else None
     if not world.leads:
         world.wait()
-    prepared = prepare(inputs, recipe.data, recipe.tokenizer, cache=cache, given=given, notify=journal.say)
+    prepared = prepare(
+        inputs, recipe.data, recipe.tokenizer, cache=cache, content=content, given=given, notify=journal.say
+    )
     if world.leads:
         world.wait()
     return prepared
