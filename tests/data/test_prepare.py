@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from heedful.data.prepare import DataConfig, Inputs, file_digest, prepare
+from heedful.data.digest import file_digest
+from heedful.data.prepare import DataConfig, Inputs, prepare
 from heedful.text.tokenizer import TokenizerConfig
 from tests.corpora import pairs
 

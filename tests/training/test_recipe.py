@@ -4,8 +4,10 @@ import math
 from itertools import pairwise
 
 import pytest
+import torch
 
-from heedful.training.plan import parse_budget
+from heedful.training.parallel import World
+from heedful.training.plan import parse_budget, readable_words
 from heedful.training.recipe import TrainingConfig, differences, merge, read_recipe, recipes
 from heedful.training.schedule import learning_rate
 
@@ -129,3 +131,10 @@ def test_smoothed_loss_is_its_formula():
     assert torch.allclose(cross_entropy(logits, targets, smoothing=0.1).total, expected)
     assert cross_entropy(logits, targets).count == 5
     assert math.isclose(float(cross_entropy(logits, targets).total), float(nll.sum()), rel_tol=1e-5)
+
+
+def test_a_short_budget_reads_fewer_words_and_wants_a_smaller_vocabulary():
+    world = World(device=torch.device("cpu"))
+    assert readable_words("5000steps", world) == 0
+    short, long = readable_words("1m", world), readable_words("64m", world)
+    assert short & (short - 1) == 0 and long > 8 * short

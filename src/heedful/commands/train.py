@@ -91,7 +91,7 @@ def _from_stdin(out: Path) -> Path:
     import os
     import shutil
 
-    from heedful.data.prepare import file_digest
+    from heedful.data.digest import file_digest
     from heedful.files import in_place
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

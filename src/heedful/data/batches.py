@@ -86,8 +86,10 @@ def longest(store: Store, *, budget: int) -> np.ndarray:
     for start in range(0, len(blocks), WINDOW):
         rows, lengths = _window(store, blocks[start : start + WINDOW])
         best, sizes = np.concatenate([best, rows]), np.concatenate([sizes, lengths.max(axis=1)])
-        kept = np.argsort(sizes, kind="stable")[-max(1, budget // int(sizes.max())) :]
-        best, sizes = best[kept], sizes[kept]
+        room = max(1, budget // int(sizes.max()))
+        if len(sizes) > room:
+            kept = np.argpartition(sizes, -room)[-room:]
+            best, sizes = best[kept], sizes[kept]
     store.forget()
     return best
 

@@ -125,7 +125,7 @@ def _oddities(line: Line, exact: set[tuple[str, ...]], nearly: set[str]) -> list
         found.append("control characters")
     if line.texts in exact:
         found.append("also in validation or test")
-    elif near(line.texts[0]) in nearly:
+    elif nearly and near(line.texts[0]) in nearly:
         found.append("source nearly as in validation or test")
     return found
 

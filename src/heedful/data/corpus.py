@@ -45,11 +45,9 @@ def read_pairs(files: Sequence[Path]) -> Iterator[Line | Fault]:
             yield from _read_parallel(source, target)
         return
     for file in files:
+        name, parse = file.name, _from_tsv if _format_of(file) == "tsv" else _from_jsonl
         for number, line in _lines(file):
-            if isinstance(line, Fault):
-                yield line
-            else:
-                yield (_from_tsv if _format_of(file) == "tsv" else _from_jsonl)(file.name, number, line)
+            yield line if isinstance(line, Fault) else parse(name, number, line)
 
 
 def read_texts(files: Sequence[Path]) -> Iterator[Line | Fault]:

@@ -20,7 +20,8 @@ from pydantic import Field
 
 from heedful.config import Config, Size
 from heedful.data.check import Report, check
-from heedful.data.corpus import UNREADABLE, Fault, Line, near, open_bytes, pair_format, read_pairs, read_texts
+from heedful.data.corpus import Fault, Line, near, pair_format, read_pairs, read_texts
+from heedful.data.digest import known_digest
 from heedful.data.store import Store, StoreWriter
 from heedful.files import sync_folder, write_text
 from heedful.text.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
@@ -67,13 +68,9 @@ class Inputs:
         files: tuple[Path, ...] = getattr(self, split)
         return read_pairs(files) if self.pairs else read_texts(files)
 
-    def digest(self) -> str:
-        """Of the contents: names and dates do not matter."""
-        whole = blake2b(FORMAT.encode(), digest_size=16)
-        for split in SPLITS:
-            for file in getattr(self, split):
-                whole.update(split.encode() + bytes.fromhex(file_digest(file)))
-        return whole.hexdigest()
+    def digests(self, cache: Path) -> dict[str, list[str]]:
+        """Of the contents of the files of each split: names and dates do not matter."""
+        return {split: [known_digest(file, cache) for file in getattr(self, split)] for split in SPLITS}
 
 
 @dataclass(frozen=True)
@@ -103,28 +100,28 @@ def prepare(
     config: TokenizerConfig,
     *,
     cache: Path,
-    content: str = "",
     given: list[Tokenizer] | None = None,
+    words: int = 0,
     notify: Notify = lambda message: None,
 ) -> Prepared:
-    """Tokenizers are trained unless `given`. Everything is found again on the second call. `content`: the digest of the
-    inputs, where it is known already."""
+    """Tokenizers are trained unless `given`. Everything is found again on the second call. `words`: how many a training
+    will get to read, if that is known; a vocabulary for more would be wasted on it."""
     cache.mkdir(parents=True, exist_ok=True)
-    content = content or inputs.digest()
-    tokenizers_key = _key(content, inputs.pairs, config.model_dump(exclude={"dropout"}), data.held_out)
+    content = inputs.digests(cache)
+    tokenizers_key = _key(content, inputs.pairs, config.model_dump(exclude={"dropout"}), data.held_out, words)
     report: Report | None = None
     tokenizers = given or _load_tokenizers(cache / "tokenizers" / tokenizers_key, inputs.pairs)
     if tokenizers is None:
         notify("looking over the corpus")
         report = look_over(inputs)
         notify("training the tokenizer")
-        tokenizers = _train_tokenizers(inputs, data, config, report)
+        tokenizers = _train_tokenizers(inputs, data, config, report, words)
         _keep_tokenizers(cache / "tokenizers" / tokenizers_key, tokenizers)
     key = _key(content, [tokenizer.digest() for tokenizer in tokenizers], data.max_length, data.held_out)
     folder = cache / key
     if not (folder / "facts.json").exists():
         notify("tokenising the corpus")
-        _build(folder, inputs, data, tokenizers, report or look_over(inputs))
+        _build(folder, inputs, content, data, tokenizers, report or look_over(inputs))
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     return Prepared(folder=folder, tokenizers=tokenizers, facts=facts)
 
@@ -150,18 +147,6 @@ def default_cache() -> Path:
     if named := os.environ.get("HEEDFUL_CACHE"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "heedful"
-
-
-def file_digest(file: Path) -> str:
-    """Of the content, whether it is gzipped or not."""
-    digest = blake2b(digest_size=16)
-    try:
-        with open_bytes(file) as opened:
-            while block := opened.read(1 << 20):
-                digest.update(block)
-    except UNREADABLE as error:
-        raise ValueError(f"{file} cannot be read: {error}") from None
-    return digest.hexdigest()
 
 
 def _key(*parts: object) -> str:
@@ -205,7 +190,9 @@ def _split_for(inputs: Inputs, data: DataConfig, report: Report) -> _Split:
     return _Split(inputs, data, report.usable, sum(side.characters for side in report.sides))
 
 
-def _train_tokenizers(inputs: Inputs, data: DataConfig, config: TokenizerConfig, report: Report) -> list[Tokenizer]:
+def _train_tokenizers(
+    inputs: Inputs, data: DataConfig, config: TokenizerConfig, report: Report, limit: int
+) -> list[Tokenizer]:
     stride = -(-report.usable // TOKENIZER_LINES)
     split = _split_for(inputs, data, report)
 
@@ -217,6 +204,7 @@ def _train_tokenizers(inputs: Inputs, data: DataConfig, config: TokenizerConfig,
     def train(columns: Sequence[int]) -> Tokenizer:
         split.seen = 0
         words = sum(report.sides[column].total_words for column in columns)
+        words = min(words, limit * len(columns) // len(report.sides)) if limit else words
         vocab = config.vocab or (0 if config.kind == "character" else vocab_for(words))
         return train_tokenizer(texts(columns), config, vocab=vocab)
 
@@ -250,7 +238,14 @@ def load_tokenizers(folder: Path, *, columns: int) -> list[Tokenizer]:
     return [Tokenizer.load(own) if own.exists() else last, last][-columns:]
 
 
-def _build(folder: Path, inputs: Inputs, data: DataConfig, tokenizers: list[Tokenizer], report: Report) -> None:
+def _build(
+    folder: Path,
+    inputs: Inputs,
+    content: dict[str, list[str]],
+    data: DataConfig,
+    tokenizers: list[Tokenizer],
+    report: Report,
+) -> None:
     """Write everything beside its place, then move it there in one step."""
     for left in folder.parent.glob(".building-*"):  # by a kill
         if time.time() - left.stat().st_mtime > 86400:
@@ -258,6 +253,10 @@ def _build(folder: Path, inputs: Inputs, data: DataConfig, tokenizers: list[Toke
     temporary = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
     try:
         facts = _Builder(temporary, inputs, data, tokenizers, report).build()
+        facts["files"] = {
+            split: dict(zip((file.name for file in getattr(inputs, split)), digests, strict=True))
+            for split, digests in content.items()
+        }
         write_text(temporary / "facts.json", json.dumps(facts, indent=2, ensure_ascii=False))
         if not (folder / "facts.json").exists():  # else another start was faster
             shutil.rmtree(folder, ignore_errors=True)
@@ -305,7 +304,6 @@ class _Builder:
             "rows": self.rows,
             "tokens": self.tokens,
             "too_long": self.too_long,
-            "files": {name: {file.name: file_digest(file) for file in getattr(self.inputs, name)} for name in SPLITS},
         }
 
     def _add(self, split: str, lines: list[Line]) -> None:

@@ -9,6 +9,7 @@ store per split, and is put in place whole.
 
 import mmap
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ class StoreWriter:
             if len(ends):
                 self._ends[column] = int(ends[-1])
             ends.tofile(self._offsets[column])
-            flat = np.fromiter((token for row in rows for token in row), dtype=self._type, count=int(lengths.sum()))
+            flat = np.fromiter(chain.from_iterable(rows), dtype=self._type, count=int(lengths.sum()))
             flat.tofile(self._tokens[column])
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 A plan is made once, at the first start, from a few seconds' measurement on this machine; it is then part of the recipe.
 """
 
+import math
 import re
 import time
 from collections.abc import Callable
@@ -22,10 +23,12 @@ Say = Callable[[str], None]
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 COUNTS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 SIZES = ("tiny", "small", "base", "big")
-EPOCHS = 12  # a larger model is worth having if it can still see the corpus this often
+EPOCHS = 12  # a larger model is worth having if it can still see the corpus this often,
+PER_PARAMETER = 20  # or this many tokens for each of its parameters
 ENOUGH = 60  # epochs after which more time is better not spent
 STEPS = 3000  # a training wants this many updates, if need be in small batches
 WORK = 0.9  # of the time; the rest is validation and saving
+SHARE = 0.3  # of the rate of plain matrix products that a small model reaches
 
 
 def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, world: World, say: Say) -> Recipe:
@@ -38,7 +41,7 @@ def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, world: 
     if not recipe.task.pairs:
         return _with_time(recipe, task, amount, world, say)
     assert isinstance(recipe.training.batch_tokens, int)
-    size, candidate, speed = _largest(recipe, task, world, wanted=EPOCHS * epoch / (amount * WORK))
+    size, candidate, speed = _largest(recipe, task, world, epoch=epoch, seconds=amount * WORK)
     tokens = min(speed * amount * WORK, ENOUGH * epoch)
     batch = int(min(recipe.training.batch_tokens, max(512, 256 * round(tokens / STEPS / 256))))
     candidate = _changed(candidate, {"batch_tokens": batch})
@@ -67,9 +70,32 @@ def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, world: 
     return candidate
 
 
-def _largest(recipe: Recipe, task: Task, world: World, *, wanted: float) -> tuple[str, Recipe, float]:
-    """The largest model that trains at the wanted speed (target tokens a second), or else the smallest there is. A
-    model that is not simply one of the named ones was chosen by the person, and stays."""
+def readable_words(budget: str, world: World) -> int:
+    """How many words, both sides together, the smallest model can read in this time on this machine, about: a power of
+    two, so that another measurement gives the same. 0: the budget is not a time."""
+    amount, unit = parse_budget(budget)
+    if unit != "seconds":
+        return 0
+    parameters = sum(read_recipe(SIZES[0]).with_vocab(8000, 8000).model.parameters().values())
+    tokens = amount * WORK * world.size * SHARE * _product_rate(world.device) / (6 * parameters)
+    return int(2 ** round(math.log2(2 * tokens)))
+
+
+def _product_rate(device: torch.device, seconds: float = 0.3) -> float:
+    """Floating-point operations a second in products of matrices."""
+    size, count = 1024, 0
+    matrix = torch.ones(size, size, device=device)
+    (matrix @ matrix).sum().item()
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        (matrix @ matrix)[0, 0].item()
+        count += 1
+    return count * 2 * size**3 / (time.monotonic() - began)
+
+
+def _largest(recipe: Recipe, task: Task, world: World, *, epoch: int, seconds: float) -> tuple[str, Recipe, float]:
+    """The largest model that sees enough tokens in this time, or else the smallest there is; and its speed. A model
+    that is not simply one of the named ones was chosen by the person, and stays."""
     if all(_sized(recipe, size).model != recipe.model for size in SIZES):
         return "your", recipe, _speed(recipe, task, world)
     chosen = _sized(recipe, SIZES[0])
@@ -77,6 +103,7 @@ def _largest(recipe: Recipe, task: Task, world: World, *, wanted: float) -> tupl
     for next_size in SIZES[1:]:
         candidate = _sized(recipe, next_size)
         work = [sum(config.model.parameters().values()) for config in (chosen, candidate)]
+        wanted = min(EPOCHS * epoch, PER_PARAMETER * work[1]) / seconds
         if speed * 3 * work[0] / work[1] < wanted:  # even if it used the machine three times as well
             break
         next_speed = _speed(candidate, task, world)

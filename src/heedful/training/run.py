@@ -24,7 +24,7 @@ from heedful.training.card import card
 from heedful.training.journal import Journal
 from heedful.training.loop import Trainer
 from heedful.training.parallel import World, join
-from heedful.training.plan import fit_memory, parse_budget, plan
+from heedful.training.plan import fit_memory, parse_budget, plan, readable_words
 from heedful.training.recipe import Recipe, differences, parse_recipe
 from heedful.translator import Translator
 
@@ -56,20 +56,17 @@ def train(
         parse_budget(budget)
     world = join()
     known = _earlier(out)
-    content = inputs.digest()
-    asked = {"recipe": recipe.model_dump(mode="json"), "budget": budget, "data": content}
+    asked = {"recipe": recipe.model_dump(mode="json"), "budget": budget, "data": inputs.digests(cache)}
     if known is not None:
         _refuse_changes(known, asked, out)
     out.mkdir(parents=True, exist_ok=True)
     journal = Journal(out, steps=0, speaks=world.leads)
-    prepared = _prepare(recipe, inputs, content, out, cache, world, journal, resumed=known is not None)
+    prepared = _prepare(recipe, inputs, out, cache, world, journal, budget if known is None else None)
     if not prepared.has("valid"):
         journal.say("there are too few pairs to hold any out: validation is on the training data")
     task = recipe.task.build(prepared, dropout=recipe.tokenizer.dropout, language=recipe.data.target_language)
     if world.leads:
         resolved = _resolve(recipe, known, prepared, task, out, budget, world, journal)
-        if known is None:
-            save_tokenizers(out, prepared.tokenizers)
         write_text(out / "config.yaml", yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False))
         write_text(out / "asked.json", json.dumps(asked, indent=2))
         show(prepared, resolved)
@@ -170,7 +167,7 @@ def _refuse_changes(known: dict[str, Any], asked: dict[str, Any], out: Path) -> 
     changed = [line for line in differences(known, asked) if not _is_free(line, known)]
     if not changed:
         return
-    if changed == [line for line in changed if line.startswith("data:")]:
+    if changed == [line for line in changed if line.startswith("data.")]:
         raise ValueError(f"the files have changed since {out} was begun; give the same ones, or choose another --out")
     told = "; ".join(line.removeprefix("recipe.") for line in changed)
     raise ValueError(f"{out} was begun with another recipe ({told}); use the old values, or choose another --out")
@@ -184,25 +181,20 @@ def _is_free(line: str, known: dict[str, Any]) -> bool:
 
 
 def _prepare(
-    recipe: Recipe,
-    inputs: Inputs,
-    content: str,
-    out: Path,
-    cache: Path,
-    world: World,
-    journal: Journal,
-    *,
-    resumed: bool,
+    recipe: Recipe, inputs: Inputs, out: Path, cache: Path, world: World, journal: Journal, budget: str | None
 ) -> Prepared:
-    """The leading process prepares; the others then find it done."""
-    columns = 2 if inputs.pairs else 1
-    given = load_tokenizers(out, columns=columns) if resumed else None
+    """The leading process prepares; the others then find it done. `budget` None: there are tokenizers already."""
     if not world.leads:
         world.wait()
-    prepared = prepare(
-        inputs, recipe.data, recipe.tokenizer, cache=cache, content=content, given=given, notify=journal.say
-    )
+    given, words = None, 0
+    if budget is None or not world.leads:
+        given = load_tokenizers(out, columns=2 if inputs.pairs else 1)
+    elif budget and inputs.pairs:
+        words = readable_words(budget, world)
+    prepared = prepare(inputs, recipe.data, recipe.tokenizer, cache=cache, given=given, words=words, notify=journal.say)
     if world.leads:
+        if given is None:
+            save_tokenizers(out, prepared.tokenizers)
         world.wait()
     return prepared
 
