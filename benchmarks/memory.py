@@ -44,7 +44,7 @@ def run(corpus: Path, out: Path) -> tuple[float, int]:
     command = [sys.executable, "-m", "heedful", "train", str(corpus), "--out", str(out), *CHANGES]
     command += ["--cache", str(corpus.parent / "cache")]
     began, first = time.monotonic(), 0.0
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         for line in process.stderr:
             if line.startswith("step 1/") and not first:

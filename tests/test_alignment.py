@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from heedful.alignment import Aligner, _words_of, choose
-from heedful.data.prepare import Inputs
+from heedful.checkpoint import load_model
+from heedful.data.prepare import Inputs, load_tokenizers
 from heedful.families.vaswani import vaswani
 from heedful.model.models import create
 from heedful.model.multihead import CrossAttention, SelfAttention
@@ -12,8 +13,11 @@ from heedful.model.record import recorded
 from heedful.text.tokenizer import TokenizerConfig, train_tokenizer
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
-from heedful.translator import load
 from tests.corpora import pairs
+
+
+def parts(folder):
+    return load_model(folder).eval(), load_tokenizers(folder, columns=2)
 
 
 def test_recorded_weights_are_those_the_model_used():
@@ -58,11 +62,11 @@ def test_a_model_that_reverses_aligns_in_reverse(tmp_path):
                "training.warmup=50", "training.schedule=linear", "training.steps=400", "training.validate_every=400",
                "training.samples=0", "training.average=false"]  # fmt: skip
     train(read_recipe("tiny", changes), Inputs((corpus,)), tmp_path / "run", cache=tmp_path / "cache")
-    translator, aligner = load(tmp_path / "run"), Aligner.load(tmp_path / "run")
+    model, tokenizers, aligner = *parts(tmp_path / "run"), Aligner.load(tmp_path / "run")
     right = total = 0
     for text in ("a b c d e", "f g h", "j i h g", "b d f h j"):
         words = text.split()
-        (links,) = aligner.align(translator, [(text, reverse(text))])
+        (links,) = aligner.align(model, tokenizers, [(text, reverse(text))])
         right += sum(source == len(words) - 1 - target for source, target in links)
         total += len(words)
     assert right / total > 0.8, (aligner, right, total)
@@ -77,6 +81,6 @@ def test_nothing_to_align_is_no_error(tmp_path):
     corpus = pairs(tmp_path / "p.tsv", 30)
     changes = ["model.width=16", "tokenizer.kind=character", "training.steps=2", "training.samples=0"]
     train(read_recipe("tiny", changes), Inputs((corpus,)), tmp_path / "run", cache=tmp_path / "cache")
-    translator = load(tmp_path / "run")
-    assert Aligner(0, 0).align(translator, [("", "a"), ("a", "")]) == [[], []]
-    assert choose(translator, [], lexicon=[]) == Aligner(0, 0)
+    model, tokenizers = parts(tmp_path / "run")
+    assert Aligner(0, 0).align(model, tokenizers, [("", "a"), ("a", "")]) == [[], []]
+    assert choose(model, tokenizers, [], lexicon=[]) == Aligner(0, 0)

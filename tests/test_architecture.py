@@ -11,8 +11,8 @@ LEVELS = [
     {"text", "model", "evaluation", "objectives"},
     {"data", "families", "adapters", "decoding"},
     {"checkpoint", "exchange"},
-    {"translator", "generator"},
     {"alignment"},
+    {"translator", "generator"},
     {"tasks"},
     {"training"},
     {"serving", "inspection"},
@@ -26,7 +26,7 @@ ONLY = {
     "data": {"config", "files", "text"},
     "families": {"config", "model"},
     "adapters": {"config", "model"},
-    "decoding": {"config", "model"},
+    "decoding": {"config", "files", "text", "model"},
 }
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 

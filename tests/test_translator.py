@@ -1,14 +1,17 @@
 """Raw text in, raw text out: whatever the text."""
 
+import random
+
 import pytest
 import torch
 
 import heedful
 from heedful.data.prepare import Inputs
 from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.shortlist import Shortlist
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
-from heedful.translator import Translator
+from heedful.translator import Request, Translator
 from tests.corpora import SMALL, pairs
 
 GREEDY = GenerationConfig(num_beams=1)
@@ -69,11 +72,100 @@ def test_n_best_are_given_best_first(translator):
 
 
 def test_prefixes_and_banned_phrases(translator):
-    first, second = translator.translate(["a b c", "d e"], prefixes=["j i", ""])
+    first, second = translator.translate([Request("a b c", prefix="j i"), "d e"])
     assert first.text.startswith("j i")
     plain = texts(translator.translate(["a b c"]))[0]
-    assert plain and plain[0] not in texts(translator.translate(["a b c"], banned=[plain[0]]))[0]
+    assert plain and plain[0] not in texts(translator.translate([Request("a b c", banned=[plain[0]])]))[0]
     assert second.text == texts(translator.translate(["d e"]))[0]
+
+
+def test_required_phrases_are_written_as_whole_words(translator):
+    plain = texts(translator.translate(["a b c", "d e"]))
+    first, second = translator.translate([Request("a b c", required=["h g", "j"]), "d e"])
+    assert "h g" in first.text and "j" in first.text.split() and first.text != plain[0]
+    assert second.text == plain[1]
+    alone = translator.translate([Request("a b c", required=["h g", "j"])])
+    assert texts(alone) == [first.text]
+
+
+def test_a_phrase_cannot_be_required_and_banned():
+    with pytest.raises(ValueError, match="the phrase 'a b' is required, but 'b' is banned"):
+        Request("a", required=["a b"], banned=["b"])
+
+
+def test_required_phrases_need_a_beam(translator):
+    with pytest.raises(ValueError, match="required phrases go with beam search"):
+        translator.translate([Request("a", required=["b"])], GenerationConfig(do_sample=True))
+
+
+@pytest.mark.parametrize("config", [GREEDY, GenerationConfig(), GenerationConfig(do_sample=True, seed=1)])
+def test_stop_strings_end_the_text(translator, config):
+    (whole,) = translator.translate(["a b c d e"], config)
+    stop = whole.text[len(whole.text) // 2 :][:2]
+    (found,) = translator.translate(["a b c d e"], config.model_copy(update={"stop_strings": (stop,)}))
+    assert stop not in found.text and len(found.tokens) < len(whole.tokens) + 1
+    if config is GREEDY:
+        assert whole.text.startswith(found.text)
+
+
+def test_the_history_tells_how_the_best_text_came_about(translator):
+    (found,) = translator.translate(["a b c"], GenerationConfig(num_beams=3), history=True)
+    by_beam = {None: ([], 0.0)}
+    reached = []
+    for number, step in enumerate(found.history):
+        following = {}
+        for one in step:
+            tokens, total = by_beam[None if number == 0 else one.parent]
+            assert one.score == pytest.approx(total + one.log_prob, abs=1e-4)
+            if one.ended:
+                reached.append(tokens if one.token == 2 else [*tokens, one.token])
+            elif one.beam is not None:
+                following[one.beam] = ([*tokens, one.token], one.score)
+        by_beam = following
+    assert found.tokens in reached
+    assert translator.translate(["a b c"])[0].history is None
+
+
+def test_results_can_carry_their_alignment(translator):
+    (found,) = translator.translate(["a b c"], alignment=True)
+    assert [target for _, target in found.alignment] == list(range(len(found.text.split())))
+    assert all(0 <= source < 3 for source, _ in found.alignment)
+    bare = Translator(translator.models, [translator.source, translator.target])
+    with pytest.raises(ValueError, match=r"has no alignment.json"):
+        bare.translate(["a"], alignment=True)
+
+
+def test_diverse_beams_differ(translator):
+    config = GenerationConfig(num_beams=4, num_return_sequences=4, num_beam_groups=4, diversity_penalty=50.0)
+    (found,) = translator.translate(["a b c d"], config)
+    assert len({one.text for one in [found, *found.alternatives]}) == 4
+
+
+def test_unknown_words_are_copied_from_the_source(tmp_path):
+    """Whole words; half of them are so rare that the vocabulary has no place for them."""
+    corpus = tmp_path / "p.tsv"
+    chance = random.Random(0)
+    rare = ["".join(chance.choices("klmnop", k=5)) for _ in range(400)]
+    rows = [[chance.choice(["yes", "no", "so", chance.choice(rare)]) for _ in range(3)] for _ in range(1500)]
+    corpus.write_text("".join(f"{' '.join(row)}\t{' '.join(row)}\n" for row in rows))
+    changes = ["model.width=32", "model.encoder.layers=1", "model.decoder.layers=1", "tokenizer.kind=word",
+               "tokenizer.vocab=10", "training.steps=300", "training.batch_tokens=512", "training.warmup=30",
+               "training.learning_rate=0.005", "training.validate_every=300", "training.samples=0"]  # fmt: skip
+    train(read_recipe("tiny", changes), Inputs((corpus,)), tmp_path / "run", cache=tmp_path / "cache")
+    translator = heedful.load(tmp_path / "run")
+    asked = ["yes zebra no", "so so gnu", "ibex yes so"]
+    plain = texts(translator.translate(asked))
+    copied = texts(translator.translate(asked, replace_unknowns=True))
+    assert all("zebra" not in text for text in plain)
+    assert sum(text == source for text, source in zip(copied, asked, strict=True)) >= 2, copied
+
+
+def test_a_shortlist_is_learned_with_the_model(folder, translator):
+    translator.shortlist = Shortlist.load(folder)
+    try:
+        assert translator.translate(["a b c"])[0].text
+    finally:
+        translator.shortlist = None
 
 
 def test_scores_of_pairs_are_those_of_the_search(translator):

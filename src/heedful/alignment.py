@@ -14,12 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from heedful.data.padding import pad
 from heedful.files import write_text
+from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.model.multihead import CrossAttention
 from heedful.model.record import recorded
 from heedful.text.tokenizer import BOS, EOS, Tokenizer
-from heedful.translator import Translator, pad
 
+Tokenizers = Sequence[Tokenizer]  # of the source and of the target
 Links = list[tuple[int, int]]  # (source word, target word), from 0
 BATCH = 64
 
@@ -32,14 +34,18 @@ class Aligner:
     head: int
     score: float = 0.0
 
-    def align(self, translator: Translator, pairs: Sequence[tuple[str, str]]) -> list[Links]:
+    def align(self, model: EncoderDecoder, tokenizers: Tokenizers, pairs: Sequence[tuple[str, str]]) -> list[Links]:
         """For each pair the source word that each target word looks at most."""
         found: list[Links] = []
         for start in range(0, len(pairs), BATCH):
             chunk = pairs[start : start + BATCH]
-            weights = _weights(translator, chunk)[self.layer][:, self.head]
-            found += [_links(translator, pair, weights[row]) for row, pair in enumerate(chunk)]
+            weights = _weights(model, *_encoded(tokenizers, chunk))[self.layer][:, self.head]
+            found += [_links(tokenizers, pair, weights[row]) for row, pair in enumerate(chunk)]
         return found
+
+    def weights(self, model: EncoderDecoder, source: list[int], target: list[int]) -> Tensor:
+        """How much each target token, while it is written, looks at each source token: target source."""
+        return _weights(model, [source], [target])[self.layer][0, self.head]
 
     def save(self, folder: Path) -> None:
         write_text(folder / "alignment.json", json.dumps(asdict(self), indent=2))
@@ -52,7 +58,13 @@ class Aligner:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def choose(translator: Translator, pairs: Sequence[tuple[str, str]], *, lexicon: Sequence[tuple[str, str]]) -> Aligner:
+def choose(
+    model: EncoderDecoder,
+    tokenizers: Tokenizers,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    lexicon: Sequence[tuple[str, str]],
+) -> Aligner:
     """The head that aligns these pairs best, judged by the words that meet in the pairs of `lexicon`."""
     pairs = [pair for pair in pairs if pair[0].split() and pair[1].split()]
     association = _association(pairs, [*lexicon, *pairs])
@@ -60,12 +72,12 @@ def choose(translator: Translator, pairs: Sequence[tuple[str, str]], *, lexicon:
     count = 0
     for start in range(0, len(pairs), BATCH):
         chunk = pairs[start : start + BATCH]
-        for layer, weights in enumerate(_weights(translator, chunk)):
+        for layer, weights in enumerate(_weights(model, *_encoded(tokenizers, chunk))):
             for head in range(weights.shape[1]):
                 value = sum(
                     association(source.split()[s], target.split()[t])
                     for row, (source, target) in enumerate(chunk)
-                    for s, t in _links(translator, (source, target), weights[row, head])
+                    for s, t in _links(tokenizers, (source, target), weights[row, head])
                 )
                 totals[layer, head] = totals.get((layer, head), 0.0) + value
         count += sum(len(target.split()) for _, target in chunk)
@@ -75,20 +87,24 @@ def choose(translator: Translator, pairs: Sequence[tuple[str, str]], *, lexicon:
     return Aligner(layer, head, total / max(1, count))
 
 
+def _encoded(tokenizers: Tokenizers, pairs: Sequence[tuple[str, str]]) -> tuple[list[list[int]], list[list[int]]]:
+    return tokenizers[0].encode([s for s, _ in pairs]), tokenizers[-1].encode([t for _, t in pairs])
+
+
 @torch.inference_mode()
-def _weights(translator: Translator, pairs: Sequence[tuple[str, str]]) -> list[Tensor]:
+def _weights(model: EncoderDecoder, sources: list[list[int]], targets: list[list[int]]) -> list[Tensor]:
     """The cross-attention of each layer while the target is read: batch heads target source."""
-    source, valid = pad(translator.source.encode([source for source, _ in pairs]), last=EOS)
-    target, _ = pad(translator.target.encode([target for _, target in pairs]), first=BOS)
-    model = translator.models[0]
+    device = next(model.parameters()).device
+    source, valid = pad(sources, last=EOS)
+    target, _ = pad(targets, first=BOS)
     with recorded(model, CrossAttention) as seen:
-        model(source.to(translator.device), target.to(translator.device), source_valid=valid.to(translator.device))
+        model(source.to(device), target.to(device), source_valid=valid.to(device))
     return [glance.weights() for glance in seen]
 
 
-def _links(translator: Translator, pair: tuple[str, str], weights: Tensor) -> Links:
+def _links(tokenizers: Tokenizers, pair: tuple[str, str], weights: Tensor) -> Links:
     """Each target word to the source word with most of its weight. weights: target source"""
-    sources, targets = _words_of(translator.source, pair[0]), _words_of(translator.target, pair[1])
+    sources, targets = _words_of(tokenizers[0], pair[0]), _words_of(tokenizers[-1], pair[1])
     if not sources or not targets:
         return []
     between = torch.zeros(max(targets) + 1, max(sources) + 1)

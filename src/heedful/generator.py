@@ -14,10 +14,12 @@ import torch
 from heedful.checkpoint import load_model
 from heedful.data.prepare import load_tokenizers
 from heedful.decoding.beam import Hypothesis, search
+from heedful.decoding.diverse import diverse_search
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.rules import Rules
 from heedful.decoding.sampling import sample
 from heedful.decoding.stepper import DecoderOnlyStepper
+from heedful.decoding.stops import Stops, until
 from heedful.model.decoder_only import DecoderOnly
 from heedful.text.tokenizer import BOS, EOS, PAD, Tokenizer
 
@@ -40,11 +42,9 @@ class Generator:
         self.limit = model.decoder.position.limit
         self.device = next(model.parameters()).device
 
-    def generate(
-        self, prompts: Sequence[str], config: GenerationConfig = SAMPLED, *, stop_strings: Sequence[str] = ()
-    ) -> list[list[Continuation]]:
+    def generate(self, prompts: Sequence[str], config: GenerationConfig = SAMPLED) -> list[list[Continuation]]:
         """For each prompt as many continuations as `num_return_sequences`, the best first."""
-        return [self._one(prompt, config, stop_strings) for prompt in prompts]
+        return [self._one(prompt, config) for prompt in prompts]
 
     @torch.inference_mode()
     def log_probs(self, text: str) -> list[float]:
@@ -62,7 +62,7 @@ class Generator:
         found = self.log_probs(text)
         return math.exp(-sum(found) / max(1, len(found)))
 
-    def _one(self, prompt: str, config: GenerationConfig, stop_strings: Sequence[str]) -> list[Continuation]:
+    def _one(self, prompt: str, config: GenerationConfig) -> list[Continuation]:
         tokens = self.tokenizer.encode([prompt])[0] or [BOS]
         new = config.max_new_tokens or 200
         if self.limit is not None:  # the window slides off the start of a prompt that is too long
@@ -70,22 +70,23 @@ class Generator:
             tokens = tokens[-(self.limit - new) :]
         copies = config.num_return_sequences if config.do_sample else 1
         row = torch.tensor([tokens], device=self.device).expand(copies, -1)
-        rules = Rules(config=config, eos=EOS, never=(PAD, BOS))
+        stops = Stops(self.tokenizer, config.stop_strings) if config.stop_strings else None
+        rules = Rules(config=config, eos=EOS, never=(PAD, BOS), stops=stops)
         with torch.inference_mode():
             stepper = DecoderOnlyStepper(self.model, row, length=new)
             if config.do_sample:
                 found = sample(stepper, row[:, -1], config, eos=EOS, limits=[new] * copies, rules=rules)
                 found = sorted(found, key=lambda hypothesis: -hypothesis.score)
+            elif config.num_beam_groups > 1:
+                found = diverse_search(stepper, row[:, -1], config, eos=EOS, limits=[new], rules=rules)[0]
             else:
                 found = search(stepper, row[:, -1], config, eos=EOS, limits=[new], rules=rules)[0]
-        return [self._continuation(hypothesis, stop_strings) for hypothesis in found]
+        return [self._continuation(hypothesis, config) for hypothesis in found]
 
-    def _continuation(self, hypothesis: Hypothesis, stop_strings: Sequence[str]) -> Continuation:
-        text = self.tokenizer.decode([hypothesis.tokens])[0]
-        places = [place for stop in stop_strings if stop and (place := text.find(stop)) >= 0]
-        if places:
-            text = text[: min(places)]
-        stopped = "stop" if places or hypothesis.ended else "length"
+    def _continuation(self, hypothesis: Hypothesis, config: GenerationConfig) -> Continuation:
+        whole = self.tokenizer.decode([hypothesis.tokens])[0]
+        text = until(whole, config.stop_strings)
+        stopped = "stop" if text != whole or hypothesis.ended else "length"
         return Continuation(text, hypothesis.score, hypothesis.token_log_probs, stopped)
 
 

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -15,21 +16,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from heedful.alignment import Aligner, Links
 from heedful.checkpoint import load_model, read_config
 from heedful.data.batches import cut
+from heedful.data.padding import pad
 from heedful.data.prepare import load_tokenizers
-from heedful.decoding.beam import Hypothesis, search
+from heedful.decoding.beam import History, Hypothesis, search
+from heedful.decoding.diverse import diverse_search
 from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.required import Phrase, Required
 from heedful.decoding.rules import Rules
 from heedful.decoding.sampling import sample
+from heedful.decoding.shortlist import Shortlist
 from heedful.decoding.stepper import EncoderDecoderStepper, EnsembleStepper, Stepper
+from heedful.decoding.stops import Stops, until
 from heedful.evaluation.metrics import consensus
 from heedful.model.encoder_decoder import EncoderDecoder
-from heedful.text.tokenizer import BOS, EOS, PAD, Tokenizer
+from heedful.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, is_unspaced
 
-Row = Sequence[int] | np.ndarray
 CHUNK = 1024  # sentences sorted by length together; also how far a stream reads ahead
+REQUIRED_BEAMS = 10
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A text to translate, what its translation must begin with, and phrases it must and must not contain."""
+
+    text: str
+    prefix: str = ""
+    required: Sequence[str] = ()
+    banned: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for phrase in self.required:
+            for other in self.banned:
+                if other.strip() and other.strip() in phrase:
+                    raise ValueError(f"the phrase {phrase!r} is required, but {other!r} is banned")
 
 
 @dataclass(frozen=True)
@@ -44,41 +67,77 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Translation(Alternative):
-    """The best way to say it, and the others that were asked for. `warnings`: what was done to a difficult input."""
+    """The best way to say it, and the others that were asked for. `warnings`: what was done to a difficult input.
+
+    Where it was asked for: `alignment`, the source word of each target word; `history`, what the search looked at, step
+    by step.
+    """
 
     alternatives: list[Alternative] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    alignment: Links | None = None
+    history: History | None = None
 
 
 class Translator:
-    """One model, or several of the same vocabulary whose probabilities are averaged."""
+    """One model, or several of the same vocabulary whose probabilities are averaged. `aligner`: the head that says
+    which word comes from which; `shortlist`: which words may come of which."""
 
-    def __init__(self, models: Sequence[EncoderDecoder], tokenizers: Sequence[Tokenizer], *, limit: int = 256) -> None:
+    def __init__(
+        self,
+        models: Sequence[EncoderDecoder],
+        tokenizers: Sequence[Tokenizer],
+        *,
+        limit: int = 256,
+        aligner: Aligner | None = None,
+        shortlist: Shortlist | None = None,
+    ) -> None:
         self.models = [model.eval() for model in models]
         self.source, self.target = tokenizers[0], tokenizers[-1]
         self.limit = min([limit, *(model.encoder.position.limit or limit for model in models)])
         self.device = next(models[0].parameters()).device
+        self.aligner, self.shortlist = aligner, shortlist
 
     def translate(
         self,
-        texts: Sequence[str],
+        texts: Sequence[str | Request],
         config: GenerationConfig | None = None,
         *,
         batch_tokens: int = 2048,
-        prefixes: Sequence[str] = (),
-        banned: Sequence[str] = (),
+        alignment: bool = False,
+        history: bool = False,
+        replace_unknowns: bool = False,
     ) -> list[Translation]:
-        """`prefixes`: what each translation must begin with. `banned`: phrases that none may contain."""
+        """`replace_unknowns`: where the model writes that it does not know the word, the source word it looks at."""
+        if (alignment or replace_unknowns) and self.aligner is None:
+            raise ValueError("this model has no alignment.json: no head has been chosen to align by")
         config = config or GenerationConfig()
-        pieces, owners = self._split(texts)
-        written = self._write(pieces, config, batch_tokens, self._prefixes(prefixes, owners), self._phrases(banned))
-        parts: list[list[list[Hypothesis]]] = [[] for _ in texts]
-        for owner, hypotheses in zip(owners, written, strict=True):
-            parts[owner].append(hypotheses)
-        return [self._join(found) for found in parts]
+        requests = [Request(text) if isinstance(text, str) else text for text in texts]
+        pieces, owners = self._split(requests)
+        histories: list[History] | None = [[] for _ in pieces] if history else None
+        written = self._write(pieces, config, batch_tokens, histories)
+        parts: list[list[int]] = [[] for _ in texts]
+        for piece, owner in enumerate(owners):
+            parts[owner].append(piece)
+        found = []
+        for request, own in zip(requests, parts, strict=True):
+            told = [self._alternatives(pieces[i].text, written[i], config, replace_unknowns) for i in own]
+            one = _join(told)
+            if alignment:
+                one = replace(one, alignment=self.align([(request.text.strip(), one.text)])[0])
+            if histories is not None:
+                one = replace(one, history=histories[own[0]])
+            found.append(one)
+        return found
+
+    def align(self, pairs: Sequence[tuple[str, str]]) -> list[Links]:
+        """(source word, target word), counted from 0, for each pair."""
+        if self.aligner is None:
+            raise ValueError("this model has no alignment.json: no head has been chosen to align by")
+        return self.aligner.align(self.models[0], [self.source, self.target], pairs)
 
     def by_consensus(
-        self, texts: Sequence[str], config: GenerationConfig, *, batch_tokens: int = 2048
+        self, texts: Sequence[str | Request], config: GenerationConfig, *, batch_tokens: int = 2048
     ) -> list[Translation]:
         """Of `num_return_sequences` samples, the one most like the others (minimum Bayes risk with chrF)."""
         config = config.model_copy(update={"do_sample": True})
@@ -119,65 +178,83 @@ class Translator:
         return each[0] if len(each) == 1 else torch.stack(each).logsumexp(0) - math.log(len(each))
 
     def _write(
-        self,
-        texts: list[str],
-        config: GenerationConfig,
-        batch_tokens: int,
-        prefixes: list[list[int]],
-        banned: list[list[int]],
+        self, requests: list[Request], config: GenerationConfig, batch_tokens: int, histories: list[History] | None
     ) -> list[list[Hypothesis]]:
-        rows = self.source.encode(texts)
+        rows = self.source.encode([request.text for request in requests])
         found: list[list[Hypothesis]] = [[] for _ in rows]
-        asked = np.array([index for index, row in enumerate(rows) if row], dtype=np.int64)
-        lengths = np.array([[len(rows[index]) + 1] for index in asked]).reshape(-1, 1)
-        beams = config.num_return_sequences if config.do_sample else config.num_beams
-        for chosen in cut(asked, lengths, max(1, batch_tokens // beams)) if len(asked) else []:
-            batch = [rows[index] for index in chosen]
-            rules = Rules(
-                config=config,
-                eos=EOS,
-                never=(PAD, BOS),
-                banned=banned,
-                prefixes=[prefixes[index] for index in chosen] if prefixes else [],
-            )
-            for index, hypotheses in zip(chosen, self._search(batch, config, rules, chosen.tolist()), strict=True):
-                found[index] = hypotheses
+        for demanding in (
+            False,
+            True,
+        ):  # phrases that are required change the search, so they have batches of their own
+            asked = [i for i, row in enumerate(rows) if row and bool(requests[i].required) is demanding]
+            if not asked:
+                continue
+            lengths = np.array([[len(rows[index]) + 1] for index in asked])
+            now = config if not demanding else _for_required(config)
+            beams = now.num_return_sequences if now.do_sample else now.num_beams
+            for chosen in cut(np.array(asked), lengths, max(1, batch_tokens // beams)):
+                wanted = [_Wanted(index, rows[index], requests[index]) for index in chosen.tolist()]
+                into = None if histories is None else [histories[index] for index in chosen]
+                for index, hypotheses in zip(chosen, self._search(wanted, now, into), strict=True):
+                    found[index] = hypotheses
         return found
 
     def _search(
-        self, batch: list[list[int]], config: GenerationConfig, rules: Rules, numbers: list[int]
+        self, batch: list["_Wanted"], config: GenerationConfig, histories: list[History] | None
     ) -> list[list[Hypothesis]]:
         copies = config.num_return_sequences if config.do_sample else 1
-        batch = [row for row in batch for _ in range(copies)]
-        rules = replace(rules, prefixes=[prefix for prefix in rules.prefixes for _ in range(copies)])
-        limits = [config.max_new_tokens or 2 * len(row) + 10 for row in batch]
-        for row, prefix in enumerate(rules.prefixes):
-            limits[row] = max(limits[row], len(prefix) + 1)
+        batch = [wanted for wanted in batch for _ in range(copies)]
+        prefixes = self.target.encode([wanted.request.prefix for wanted in batch])
+        required = [self._required(wanted.request.required) for wanted in batch]
+        least = [
+            len(prefix) + sum(len(phrase.inside) + len(phrase.opening) for phrase in phrases) + 1
+            for prefix, phrases in zip(prefixes, required, strict=True)
+        ]
+        limits = [
+            max(config.max_new_tokens or 2 * len(wanted.tokens) + 10, some)
+            for wanted, some in zip(batch, least, strict=True)
+        ]
         most = min([max(limits), *(model.decoder.position.limit or max(limits) for model in self.models)])
         limits = [min(limit, most) for limit in limits]
-        source, valid = pad(batch, last=EOS)
-        length = max(limits)
+        rules = Rules(
+            config=config,
+            eos=EOS,
+            never=(PAD, BOS),
+            banned=self._banned(batch),
+            prefixes=prefixes if any(prefixes) else (),
+            required=[
+                Required(phrases, limit, EOS, self.continues) for phrases, limit in zip(required, limits, strict=True)
+            ]
+            if any(required)
+            else (),
+            stops=Stops(self.target, config.stop_strings) if config.stop_strings else None,
+        )
+        source, valid = (tensor.to(self.device) for tensor in pad([wanted.tokens for wanted in batch], last=EOS))
         steppers: list[Stepper] = [
-            EncoderDecoderStepper(model, source.to(self.device), valid.to(self.device), length=length)
+            EncoderDecoderStepper(model, source, valid, length=max(limits), shortlist=self.shortlist)
             for model in self.models
         ]
         stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
         first = torch.full((len(batch),), BOS, device=self.device)
+        if config.num_beam_groups > 1:
+            return diverse_search(stepper, first, config, eos=EOS, limits=limits, rules=rules)
         if not config.do_sample:
-            return search(stepper, first, config, eos=EOS, limits=limits, rules=rules)
-        names = [number * copies + copy for number in numbers for copy in range(copies)]
+            return search(stepper, first, config, eos=EOS, limits=limits, rules=rules, histories=histories)
+        names = [wanted.number * copies + place % copies for place, wanted in enumerate(batch)]
         drawn = sample(stepper, first, config, eos=EOS, limits=limits, rules=rules, names=names)
         groups = [drawn[start : start + copies] for start in range(0, len(drawn), copies)]
         return [sorted(group, key=lambda hypothesis: -hypothesis.score) for group in groups]
 
-    def _split(self, texts: Sequence[str]) -> tuple[list[str], list[int]]:
-        """Texts longer than the model has learned to read are cut at the ends of sentences, or else of words."""
+    def _split(self, requests: list[Request]) -> tuple[list[Request], list[int]]:
+        """Texts longer than the model has learned to read are cut at the ends of sentences, or else of words. What is
+        asked of the translation is asked of the first part."""
         pieces, owners = [], []
-        sizes = [len(row) for row in self.source.encode([text.strip() for text in texts])]
-        for index, (text, size) in enumerate(zip(texts, sizes, strict=True)):
-            parts = [text.strip()] if size < self.limit else self._parts(text.strip())
-            pieces += parts
-            owners += [index] * len(parts)
+        sizes = [len(row) for row in self.source.encode([request.text.strip() for request in requests])]
+        for index, (request, size) in enumerate(zip(requests, sizes, strict=True)):
+            text = request.text.strip()
+            first, *others = [text] if size < self.limit else self._parts(text)
+            pieces += [replace(request, text=first), *(Request(part, banned=request.banned) for part in others)]
+            owners += [index] * (1 + len(others))
         return pieces, owners
 
     def _parts(self, text: str) -> list[str]:
@@ -198,38 +275,97 @@ class Translator:
     def _fits(self, text: str) -> bool:
         return len(self.source.encode([text])[0]) < self.limit
 
-    def _join(self, parts: list[list[Hypothesis]]) -> Translation:
-        found = [self._alternatives(hypotheses) for hypotheses in parts]
-        if len(found) == 1 and found[0]:
-            best, *others = found[0]
-            return Translation(**vars(best), alternatives=others)
-        best_parts = [alternatives[0] for alternatives in found if alternatives]
-        return Translation(
-            text=" ".join(part.text for part in best_parts),
-            score=sum(part.score for part in best_parts),
-            tokens=[token for part in best_parts for token in part.tokens],
-            token_log_probs=[value for part in best_parts for value in part.token_log_probs],
-            warnings=[f"too long for the model: translated in {len(parts)} parts"] if len(parts) > 1 else [],
-        )
-
-    def _alternatives(self, hypotheses: list[Hypothesis]) -> list[Alternative]:
+    def _alternatives(
+        self, text: str, hypotheses: list[Hypothesis], config: GenerationConfig, replace_unknowns: bool
+    ) -> list[Alternative]:
         texts = self.target.decode([hypothesis.tokens for hypothesis in hypotheses])
+        if replace_unknowns:
+            texts = [
+                self._with_copies(text, hypothesis.tokens) if UNK in hypothesis.tokens else plain
+                for plain, hypothesis in zip(texts, hypotheses, strict=True)
+            ]
         return [
-            Alternative(text.strip(), hypothesis.score, hypothesis.tokens, hypothesis.token_log_probs)
-            for text, hypothesis in zip(texts, hypotheses, strict=True)
+            Alternative(
+                until(plain, config.stop_strings).strip(),
+                hypothesis.score,
+                hypothesis.tokens,
+                hypothesis.token_log_probs,
+            )
+            for plain, hypothesis in zip(texts, hypotheses, strict=True)
         ]
 
-    def _prefixes(self, prefixes: Sequence[str], owners: list[int]) -> list[list[int]]:
-        if not prefixes:
-            return []
-        rows = self.target.encode(list(prefixes))
-        first = [place == 0 or owners[place - 1] != owner for place, owner in enumerate(owners)]
-        return [rows[owner] if begins else [] for owner, begins in zip(owners, first, strict=True)]
+    def _with_copies(self, text: str, tokens: list[int]) -> str:
+        """The text of these tokens; for each unknown one, the source token that it looks at most."""
+        assert self.aligner is not None
+        pieces = self.source.pieces(text)
+        weights = self.aligner.weights(self.models[0], [token for token, _, _ in pieces], tokens)[:, : len(pieces)]
+        written, start = "", 0
+        for place, token in enumerate([*tokens, UNK]):
+            if token == UNK:
+                written += self.target.decode([tokens[start:place]])[0]
+                if place < len(tokens):
+                    _, begin, end = pieces[int(weights[place].argmax())]
+                    written += text[begin:end]
+                start = place + 1
+        return written
 
-    def _phrases(self, phrases: Sequence[str]) -> list[list[int]]:
-        """As it is cut at the start of a text, and after a space."""
-        forms = [form for phrase in phrases for form in (phrase.strip(), " " + phrase.strip()) if phrase.strip()]
-        return self.target.encode(forms)
+    def _required(self, phrases: Sequence[str]) -> list[Phrase]:
+        plain = [phrase.strip() for phrase in phrases if phrase.strip()]
+        opening, inside = self.target.encode(plain), self.target.encode([" " + phrase for phrase in plain])
+        return [
+            Phrase(tuple(first), tuple(first if is_unspaced(text) else other), whole=not is_unspaced(text[-1]))
+            for text, first, other in zip(plain, opening, inside, strict=True)
+        ]
+
+    def _banned(self, batch: list["_Wanted"]) -> list[list[list[int]]]:
+        """As a phrase is cut at the start of a text, and after a space."""
+        if not any(wanted.request.banned for wanted in batch):
+            return []
+        known: dict[tuple[str, ...], list[list[int]]] = {}
+        for wanted in batch:
+            phrases = tuple(phrase.strip() for phrase in wanted.request.banned if phrase.strip())
+            if phrases not in known:
+                known[phrases] = self.target.encode([form for phrase in phrases for form in (phrase, " " + phrase)])
+        return [known[tuple(p.strip() for p in wanted.request.banned if p.strip())] for wanted in batch]
+
+    @cached_property
+    def continues(self) -> Tensor:
+        """Whether a token goes on with a word: it begins with a letter or digit, without a space before it."""
+        texts = self.target.decode([token] for token in range(self.target.vocab))
+        return torch.tensor([not is_unspaced(text[:1]) for text in texts], device=self.device)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A request on its way through the search: its number, the tokens of its text."""
+
+    number: int
+    tokens: list[int]
+    request: Request
+
+
+def _for_required(config: GenerationConfig) -> GenerationConfig:
+    """Phrases that are required share out the beam, so it needs some width. The likeliest text with them is wanted, by
+    the sum: an average would pay for adding words, since they thin out what the phrases cost."""
+    if config.do_sample or config.num_beam_groups > 1:
+        raise ValueError("required phrases go with beam search; leave out do_sample and num_beam_groups")
+    width = max(config.num_beams, REQUIRED_BEAMS)
+    return config.model_copy(update={"num_beams": width, "length_penalty": 0.0, "alpha": 0.0})
+
+
+def _join(parts: list[list[Alternative]]) -> Translation:
+    """The translation of a text from those of its parts."""
+    if len(parts) == 1 and parts[0]:
+        best, *others = parts[0]
+        return Translation(**vars(best), alternatives=others)
+    best_parts = [alternatives[0] for alternatives in parts if alternatives]
+    return Translation(
+        text=" ".join(part.text for part in best_parts),
+        score=sum(part.score for part in best_parts),
+        tokens=[token for part in best_parts for token in part.tokens],
+        token_log_probs=[value for part in best_parts for value in part.token_log_probs],
+        warnings=[f"too long for the model: translated in {len(parts)} parts"] if len(parts) > 1 else [],
+    )
 
 
 def load(folder: str | Path, *others: str | Path) -> Translator:
@@ -245,18 +381,5 @@ def load(folder: str | Path, *others: str | Path) -> Translator:
     if len(digests) > 1:
         raise ValueError("models of an ensemble must share their tokenizer; these do not")
     limit = read_config(folders[0]).get("data", {}).get("max_length", 256)
-    return Translator(models, load_tokenizers(folders[0], columns=2), limit=limit)
-
-
-def pad(rows: Sequence[Row], *, first: int | None = None, last: int | None = None) -> tuple[Tensor, Tensor]:
-    """Rows of different lengths -> (tokens, valid), with a first or last token added, padded on the right."""
-    before, after = int(first is not None), int(last is not None)
-    lengths = np.array([len(row) for row in rows]) + before + after
-    tokens = np.full((len(rows), int(lengths.max())), PAD, dtype=np.int64)
-    for place, row in enumerate(rows):
-        tokens[place, before : before + len(row)] = row
-    if first is not None:
-        tokens[:, 0] = first
-    if last is not None:
-        tokens[np.arange(len(rows)), lengths - 1] = last
-    return torch.from_numpy(tokens), torch.from_numpy(np.arange(tokens.shape[1]) < lengths[:, None])
+    aligner = Aligner.load(folders[0]) if (folders[0] / "alignment.json").exists() else None
+    return Translator(models, load_tokenizers(folders[0], columns=2), limit=limit, aligner=aligner)

@@ -1,6 +1,5 @@
 """Searches: exact where they can be, equal to each other where they must be, and the rules they obey."""
 
-import itertools
 import math
 
 import pytest
@@ -17,50 +16,13 @@ from heedful.decoding.stepper import EncoderDecoderStepper, EnsembleStepper
 from heedful.model.encoder_decoder import EncoderDecoderConfig
 from heedful.model.models import create
 from heedful.model.stack import StackConfig
-
-EOS, BOS, VOCAB = 0, 1, 5
-
-
-class TableStepper:
-    """Next-token probabilities looked up by what was written: no model, any distribution."""
-
-    def __init__(self, seed, sentences, *, vocab=VOCAB, peaked=1.5):
-        self.seed, self.vocab, self.peaked = seed, vocab, peaked
-        self.rows = [(sentence, ()) for sentence in range(sentences)]
-
-    def advance(self, tokens):
-        self.rows = [(s, (*past, token)) for (s, past), token in zip(self.rows, tokens.tolist(), strict=True)]
-        return torch.stack([self.log_probs(*row) for row in self.rows])
-
-    def log_probs(self, sentence, past):
-        generator = torch.Generator().manual_seed(hash((self.seed, sentence, past)) % 2**31)
-        return (torch.randn(self.vocab, generator=generator) * self.peaked).log_softmax(-1)
-
-    def select(self, rows, sentences=None):
-        self.rows = [self.rows[row] for row in rows.tolist()]
+from tests.table import BOS, EOS, VOCAB, TableStepper, everything
 
 
 def run(stepper, config, sentences=1, limit=4, **rules):
     first = torch.full((sentences,), BOS)
     limits = limit if isinstance(limit, list) else [limit] * sentences
     return search(stepper, first, config, eos=EOS, limits=limits, rules=Rules(config=config, eos=EOS, **rules))
-
-
-def everything(stepper, limit, config, sentence=0):
-    """Every text that ends within the limit or is cut off by it, best first."""
-    found = []
-    for length in range(limit):
-        for words in itertools.product(range(1, stepper.vocab), repeat=length):
-            total, past = 0.0, (BOS,)
-            for word in words:
-                total += float(stepper.log_probs(sentence, past)[word])
-                past = (*past, word)
-            ends = [EOS] if length < limit - 1 else range(stepper.vocab)
-            for end in ends:
-                whole = total + float(stepper.log_probs(sentence, past)[end])
-                text = list(words) if end == EOS else [*words, end]
-                found.append((config.rank(whole, length + 1), text))
-    return sorted(found, key=lambda pair: -pair[0])
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,7 +65,7 @@ def never_done(monkeypatch):
 
     def patched(stepper, *args, **options):
         if isinstance(stepper, NeverDone):
-            beam.done = lambda finished, live, length, limit, config: length >= limit or float(live[0]) == -math.inf
+            beam.done = lambda finished, best, length, limit, config: length >= limit or best == -math.inf
         try:
             return plain_search(stepper, *args, **options)
         finally:
@@ -168,7 +130,7 @@ def test_no_run_of_tokens_comes_twice(size):
 def test_banned_phrases_and_tokens_never_come():
     config = GenerationConfig(num_beams=4, num_return_sequences=4, min_new_tokens=5)
     for seed in range(10):
-        for hypothesis in run(TableStepper(seed, 1), config, limit=9, never=(4,), banned=[[2, 3], [1, 1, 1]])[0]:
+        for hypothesis in run(TableStepper(seed, 1), config, limit=9, never=(4,), banned=[[[2, 3], [1, 1, 1]]])[0]:
             text = "".join(map(str, hypothesis.tokens))
             assert "4" not in text and "23" not in text and "111" not in text
 

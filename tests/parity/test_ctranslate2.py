@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
+from heedful.data.padding import pad
 from heedful.decoding.beam import search
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.rules import Rules
 from heedful.decoding.stepper import EncoderDecoderStepper
 from heedful.exchange.ctranslate2 import load
-from heedful.translator import pad
 from tests.shared_data import shared
 
 # CTranslate2 stops at as many finished hypotheses as beams, and lets no text be empty.

@@ -22,7 +22,9 @@ def generate(
     min_p: Annotated[float, typer.Option(help="From what is at least p times as likely as the best.")] = 0.0,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1: repeat less.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Of the samples.")] = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this string.")] = None,
+    stop_strings: Annotated[
+        list[str] | None, typer.Option("--stop-strings", "--stop", help="End before this string.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSONL.")] = False,
 ) -> None:
     """Continue a text with a language model.
@@ -36,12 +38,12 @@ def generate(
     from heedful.decoding.generation import GenerationConfig
     from heedful.generator import load
 
-    given = locals()
+    given = {**locals(), "stop_strings": stop_strings or []}
     keys = {name: given[name] for name in GenerationConfig.model_fields if name in given}
     config = parse(GenerationConfig, {**keys, "do_sample": not greedy, "num_beams": max(1, num_return_sequences)})
     generator = load(model)
     prompts = prompt or [sys.stdin.read().rstrip("\n")]
-    for text, found in zip(prompts, generator.generate(prompts, config, stop_strings=stop or []), strict=True):
+    for text, found in zip(prompts, generator.generate(prompts, config), strict=True):
         for one in found:
             if as_json:
                 line = {"prompt": text, "text": one.text, "score": one.score, "finish_reason": one.stopped}

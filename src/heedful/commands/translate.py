@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,7 @@ import typer
 from heedful.config import parse
 
 if TYPE_CHECKING:
-    from heedful.translator import Translation, Translator
+    from heedful.translator import Request, Translation
 
 READ_AHEAD = 512  # lines translated together; a person at a terminal is answered line by line
 
@@ -40,16 +40,31 @@ def translate(
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest that make up p.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Sample from what is at least p times as likely as the best.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Of the samples.")] = None,
+    num_beam_groups: Annotated[
+        int, typer.Option(help="Groups of beams that avoid each other's words, for n-best lists that differ.")
+    ] = 1,
+    diversity_penalty: Annotated[float, typer.Option(help="How much they do; about 0.5.")] = 0.0,
+    stop_strings: Annotated[
+        list[str] | None, typer.Option("--stop-strings", "--stop", help="End before this string.")
+    ] = None,
     banned: Annotated[list[str] | None, typer.Option("--banned", help="A phrase never to write.")] = None,
+    required: Annotated[list[str] | None, typer.Option("--required", help="A phrase to write in every line.")] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens translated together.")] = 2048,
     alignment: Annotated[bool, typer.Option("--alignment", help="Word alignments in the JSONL.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="What the search looked at, in the JSONL.")] = False,
+    replace_unknowns: Annotated[
+        bool, typer.Option("--replace-unknowns", help="Copy the source word where the model does not know one.")
+    ] = False,
+    shortlist: Annotated[
+        bool, typer.Option("--shortlist", help="Look only at likely words: faster, a little less exact.")
+    ] = False,
     mbr: Annotated[int, typer.Option(min=0, help="Draw so many samples, give the one most like the others.")] = 0,
     quantize: Annotated[str, typer.Option(help="int8: weights in a quarter of the memory, on the CPU.")] = "",
 ) -> None:
     """Translate text, a line at a time: as many lines come out as go in, in the same order.
 
-    JSONL (a file named .jsonl, or --format jsonl) may carry `text`, `target_prefix` and `avoid`; other fields are
-    passed through.
+    JSONL (a file named .jsonl, or --format jsonl) may carry `text`, `target_prefix`, `constraints` (phrases to write)
+    and `avoid` (phrases not to write); other fields are passed through.
 
     Examples:
 
@@ -58,66 +73,90 @@ def translate(
       heedful translate runs/my-model -i test.en -o test.de --beam-size 5
 
       heedful translate runs/my-model --n-best 5 --format nbest < test.en
+
+      echo "The screw is loose." | heedful translate runs/my-model --required Schraube
     """
-    from heedful.alignment import Aligner
     from heedful.decoding.generation import GenerationConfig
+    from heedful.decoding.shortlist import Shortlist
     from heedful.translator import load
 
     if quantize not in ("", "int8"):
         raise ValueError(f"quantize {quantize!r} is not known; known: int8")
     if form not in ("plain", "nbest", "jsonl", "pharaoh"):
         raise ValueError(f"format {form!r} is not one of plain, nbest, jsonl, pharaoh")
-    given = locals()
+    given = {**locals(), "stop_strings": stop_strings or []}
     config = parse(GenerationConfig, {name: given[name] for name in GenerationConfig.model_fields if name in given})
+    if mbr and (required or history):
+        raise ValueError("--mbr chooses among samples; leave out --required and --history")
     translator = load(*models)
+    if shortlist:
+        translator.shortlist = Shortlist.load(models[0])
     if quantize:
         from heedful.model.int8 import quantize_int8
 
         for model in translator.models:
             quantize_int8(model)
     as_json = form == "jsonl" or source.endswith(".jsonl")
-    aligner = Aligner.load(models[0]) if form == "pharaoh" or (as_json and alignment) else None
-    with _reading(source) as lines, _writing(output) as out:
-        translations = _translate(translator, lines, config, as_json, banned or [], batch_tokens, mbr)
-        for number, (line, found) in enumerate(translations):
-            for warning in found.warnings:
-                print(f"heedful: line {number + 1}: {warning}", file=sys.stderr)
-            links = aligner.align(translator, [(line["text"].strip(), found.text)])[0] if aligner else None
-            out.write(_shown(number, line, found, "jsonl" if as_json else form, links))
-            out.flush()
+    extras = {
+        "alignment": form == "pharaoh" or (as_json and alignment),
+        "history": history and as_json,
+        "replace_unknowns": replace_unknowns,
+    }
 
-
-def _translate(
-    translator: "Translator",
-    lines: Iterable[str],
-    config: Any,
-    as_json: bool,
-    banned: list[str],
-    batch_tokens: int,
-    mbr: int,
-) -> "Iterator[tuple[dict[str, Any], Translation]]":
-    for chunk in _chunks(lines):
-        given = [_object(line, as_json) for line in chunk]
+    def answer(entries: list[dict[str, Any]]) -> "list[Translation]":
+        requests = [_request(entry, required or [], banned or []) for entry in entries]
         if mbr:
             drawn = config.model_copy(update={"num_return_sequences": mbr})
-            texts = [entry["text"] for entry in given]
-            yield from zip(given, translator.by_consensus(texts, drawn, batch_tokens=batch_tokens), strict=True)
-            continue
-        avoid = {tuple(entry.get("avoid", ())) for entry in given}
-        found: list[Any] = [None] * len(given)
-        for phrases in avoid:  # lines that avoid the same go together
-            chosen = [index for index, entry in enumerate(given) if tuple(entry.get("avoid", ())) == phrases]
-            prefixes = [str(given[index].get("target_prefix", "")) for index in chosen]
-            translations = translator.translate(
-                [given[index]["text"] for index in chosen],
-                config,
-                batch_tokens=batch_tokens,
-                prefixes=prefixes if any(prefixes) else (),
-                banned=[*banned, *phrases],
-            )
-            for index, translation in zip(chosen, translations, strict=True):
-                found[index] = translation
-        yield from zip(given, found, strict=True)
+            return translator.by_consensus(requests, drawn, batch_tokens=batch_tokens)
+        return translator.translate(requests, config, batch_tokens=batch_tokens, **extras)
+
+    with _reading(source) as lines, _writing(output) as out, _progress(source) as advance:
+        number = 0
+        for chunk in _chunks(lines):
+            entries = [_object(line, as_json) for line in chunk]
+            for entry, found in zip(entries, answer(entries), strict=True):
+                number += 1
+                for warning in found.warnings:
+                    print(f"heedful: line {number}: {warning}", file=sys.stderr)
+                out.write(_shown(number - 1, entry, found, "jsonl" if as_json else form))
+            out.flush()
+            advance(len(chunk))
+
+
+def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "Request":
+    from heedful.translator import Request
+
+    return Request(
+        entry["text"],
+        prefix=str(entry.get("target_prefix", "")),
+        required=[*required, *map(str, entry.get("constraints", ()))],
+        banned=[*banned, *map(str, entry.get("avoid", ()))],
+    )
+
+
+@contextmanager
+def _progress(source: str) -> Iterator[Callable[[int], None]]:
+    """A bar, where a person is looking at the messages but not at the lines themselves."""
+    if not sys.stderr.isatty() or sys.stdout.isatty() or sys.stdin.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("translating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=_line_count(source))
+        yield lambda count: bar.advance(task, count)
+
+
+def _line_count(source: str) -> int | None:
+    """Of a file; standard input does not tell."""
+    from heedful.data.corpus import open_bytes
+
+    if source == "-":
+        return None
+    with open_bytes(Path(source)) as opened:
+        return sum(1 for _ in opened)
 
 
 def _object(line: str, as_json: bool) -> dict[str, Any]:
@@ -129,19 +168,22 @@ def _object(line: str, as_json: bool) -> dict[str, Any]:
         data = None
     if not isinstance(data, dict) or not isinstance(data.get("text"), str):
         return {"text": "", "error": "not a JSON object with a text"}
+    for key in ("constraints", "avoid"):
+        if not isinstance(data.get(key, []), list):
+            return {"text": "", "error": f"{key} is not a list of phrases"}
     return data
 
 
-def _shown(
-    number: int, given: dict[str, Any], found: "Translation", form: str, links: list[tuple[int, int]] | None
-) -> str:
+def _shown(number: int, given: dict[str, Any], found: "Translation", form: str) -> str:
     every = [found, *found.alternatives]
     if form == "pharaoh":
-        return " ".join(f"{source}-{target}" for source, target in links or []) + "\n"
+        return " ".join(f"{source}-{target}" for source, target in found.alignment or []) + "\n"
     if form == "jsonl":
         data = {**given, "sentence_id": number, "translation": found.text, "score": round(found.score, 6)}
-        if links is not None:
-            data["alignment"] = links
+        if found.alignment is not None:
+            data["alignment"] = found.alignment
+        if found.history is not None:
+            data["history"] = [[vars(one) for one in step] for step in found.history]
         if found.alternatives:
             data["translations"] = [one.text for one in every]
             data["scores"] = [round(one.score, 6) for one in every]

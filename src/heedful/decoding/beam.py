@@ -8,12 +8,14 @@
 The functions are pure; `search` holds the state and talks to the stepper.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.required import Required
 from heedful.decoding.rules import Rules
 from heedful.decoding.stepper import Stepper
 
@@ -30,6 +32,22 @@ class Hypothesis:
 
 
 @dataclass(frozen=True)
+class Considered:
+    """A continuation that a search looked at. `parent`: which beam of the step before it continues; `beam`: which one
+    it became, None if it was dropped or ended."""
+
+    parent: int
+    token: int
+    log_prob: float
+    score: float
+    beam: int | None
+    ended: bool
+
+
+History = list[list[Considered]]  # step by step
+
+
+@dataclass(frozen=True)
 class Beams:
     """Live hypotheses: equally many to a sentence, best first. Places without one have the score -inf."""
 
@@ -40,6 +58,9 @@ class Beams:
     @property
     def length(self) -> int:
         return self.tokens.shape[2]
+
+    def select(self, sentences: Tensor) -> "Beams":
+        return Beams(self.tokens[sentences], self.token_log_probs[sentences], self.scores[sentences])
 
 
 @dataclass(frozen=True)
@@ -54,33 +75,45 @@ class Candidates:
 
 @torch.inference_mode()
 def search(
-    stepper: Stepper, first: Tensor, config: GenerationConfig, *, eos: int, limits: list[int], rules: Rules
+    stepper: Stepper,
+    first: Tensor,
+    config: GenerationConfig,
+    *,
+    eos: int,
+    limits: list[int],
+    rules: Rules,
+    histories: list[History] | None = None,
 ) -> list[list[Hypothesis]]:
     """The best hypotheses of each sentence, best first. `first`: the token each starts with; `limits`: the most new
-    tokens each may have, the end included."""
+    tokens each may have, the end included; `histories`: one for each sentence, to be filled."""
     beams = start(len(limits), first.device)
     live = list(range(len(limits)))
     finished: list[list[Hypothesis]] = [[] for _ in limits]
     tokens = first
     while live:
         log_probs = rules.apply(stepper.advance(tokens).unflatten(0, (len(live), -1)), beams.tokens, live)
-        candidates = expand(beams, log_probs, config.num_beams)
-        at_limit = torch.tensor([limits[sentence] <= beams.length + 1 for sentence in live], device=first.device)
-        ending = (candidates.tokens == eos) | at_limit[:, None]
+        if rules.required:
+            candidates = expand_required(beams, log_probs, config.num_beams, [rules.required[s] for s in live])
+        else:
+            candidates = expand(beams, log_probs, config.num_beams)
+        ending = ends(beams, candidates, [limits[sentence] for sentence in live], eos, rules)
         for sentence, found in zip(live, finish(beams, candidates, ending, eos, config), strict=True):
             finished[sentence] = keep(finished[sentence] + found, config.num_beams)
-        parents, beams = prune(beams, candidates, ending, config.num_beams)
+        places, beams = prune(beams, candidates, ending, config.num_beams)
+        if histories is not None:
+            for sentence, step in zip(live, looked_at(candidates, ending, places), strict=True):
+                histories[sentence].append(step)
+        rows = candidates.parents.gather(1, places) + row_starts(log_probs)
+        best = beams.scores[:, 0].tolist()
         going = [
             place
             for place, sentence in enumerate(live)
-            if not done(finished[sentence], beams.scores[place], beams.length, limits[sentence], config)
+            if not done(finished[sentence], best[place], beams.length, limits[sentence], config)
         ]
-        rows = parents + torch.arange(len(live), device=first.device)[:, None] * log_probs.shape[1]
         if len(going) < len(live):
             kept = torch.tensor(going, dtype=torch.long, device=first.device)
             live = [live[place] for place in going]
-            rows = rows[kept]
-            beams = Beams(beams.tokens[kept], beams.token_log_probs[kept], beams.scores[kept])
+            rows, beams = rows[kept], beams.select(kept)
             if live:
                 stepper.select(rows.flatten(), kept)
         else:
@@ -95,26 +128,65 @@ def start(sentences: int, device: torch.device) -> Beams:
     return Beams(nothing.long(), nothing, torch.zeros(sentences, 1, device=device))
 
 
-def expand(beams: Beams, log_probs: Tensor, num_beams: int) -> Candidates:
-    """The best continuations. Twice as many as beams: even if half of them end, enough live on.
+def row_starts(log_probs: Tensor) -> Tensor:
+    """The row of each sentence's first beam: sentences 1."""
+    sentences, beams, _ = log_probs.shape
+    return torch.arange(0, sentences * beams, beams, device=log_probs.device)[:, None]
+
+
+def expand(beams: Beams, log_probs: Tensor, num_beams: int, penalties: Tensor | None = None) -> Candidates:
+    """The best continuations. Twice as many as beams: even if half of them end, enough live on. `penalties` (sentences
+    vocab) bear on what is picked, not on its score.
 
     log_probs: sentences beams vocab
     """
+    totals = beams.scores[..., None] + log_probs
+    judged = totals if penalties is None else totals - penalties[:, None]
+    places = judged.flatten(1).topk(min(2 * num_beams, totals[0].numel()), dim=1).indices
+    return _candidates(totals, log_probs, places)
+
+
+def expand_required(beams: Beams, log_probs: Tensor, num_beams: int, required: Sequence[Required]) -> Candidates:
+    """Those that end, then those that go on; as many of each as beams, with -inf where there are fewer."""
+    totals = beams.scores[..., None] + log_probs
+    places = torch.zeros(len(totals), 2 * num_beams, dtype=torch.long, device=totals.device)
+    nowhere = torch.ones_like(places, dtype=torch.bool)
+    for sentence, asked in enumerate(required):
+        ending, going = asked.choose(totals[sentence], beams.tokens[sentence].tolist(), num_beams)
+        for begin, chosen in ((0, ending), (num_beams, going)):
+            places[sentence, begin : begin + len(chosen)] = torch.tensor(chosen, dtype=torch.long)
+            nowhere[sentence, begin : begin + len(chosen)] = False
+    found = _candidates(totals, log_probs, places)
+    return Candidates(found.scores.masked_fill(nowhere, -torch.inf), found.parents, found.tokens, found.token_log_probs)
+
+
+def _candidates(totals: Tensor, log_probs: Tensor, places: Tensor) -> Candidates:
     vocab = log_probs.shape[-1]
-    totals = (beams.scores[..., None] + log_probs).flatten(1)
-    scores, places = totals.topk(min(2 * num_beams, totals.shape[1]), dim=1)
-    parents, tokens = places // vocab, places % vocab
-    return Candidates(scores, parents, tokens, log_probs.flatten(1).gather(1, places))
+    scores, token_log_probs = totals.flatten(1).gather(1, places), log_probs.flatten(1).gather(1, places)
+    return Candidates(scores, places // vocab, places % vocab, token_log_probs)
+
+
+def ends(beams: Beams, candidates: Candidates, limits: list[int], eos: int, rules: Rules) -> Tensor:
+    """Which candidates are the end of their text: sentences candidates."""
+    at_limit = torch.tensor([limit <= beams.length + 1 for limit in limits], device=candidates.tokens.device)
+    ending = (candidates.tokens == eos) | at_limit[:, None]
+    if rules.stops is not None:
+        for sentence, (parents, tokens) in enumerate(
+            zip(candidates.parents.tolist(), candidates.tokens.tolist(), strict=True)
+        ):
+            written = beams.tokens[sentence].tolist()
+            for place, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
+                if rules.stops([*written[parent], token]):
+                    ending[sentence, place] = True
+    return ending
 
 
 def finish(
     beams: Beams, candidates: Candidates, ending: Tensor, eos: int, config: GenerationConfig
 ) -> list[list[Hypothesis]]:
     """The candidates that end, of each sentence; only those good enough to have lived on."""
-    within = ending.clone()
-    within[:, config.num_beams :] = False
-    within &= candidates.scores > -torch.inf
     found: list[list[Hypothesis]] = [[] for _ in range(len(ending))]
+    within = ending[:, : config.num_beams] & (candidates.scores[:, : config.num_beams] > -torch.inf)
     for sentence, place in within.nonzero().tolist():
         parent = int(candidates.parents[sentence, place])
         token, log_prob = int(candidates.tokens[sentence, place]), float(candidates.scores[sentence, place])
@@ -139,20 +211,18 @@ def keep(hypotheses: list[Hypothesis], count: int) -> list[Hypothesis]:
 
 
 def prune(beams: Beams, candidates: Candidates, ending: Tensor, num_beams: int) -> tuple[Tensor, Beams]:
-    """The best candidates that go on, and the beams they come from."""
+    """The best candidates that go on: their places among the candidates, and the beams they make."""
     open_scores = candidates.scores.masked_fill(ending, -torch.inf)
     scores, places = open_scores.topk(min(num_beams, open_scores.shape[1]), dim=1)
-    parents = candidates.parents.gather(1, places)
-    history = parents[..., None].expand(-1, -1, beams.length)
+    history = candidates.parents.gather(1, places)[..., None].expand(-1, -1, beams.length)
     tokens = torch.cat([beams.tokens.gather(1, history), candidates.tokens.gather(1, places)[..., None]], dim=2)
     latest = candidates.token_log_probs.gather(1, places)[..., None]
     token_log_probs = torch.cat([beams.token_log_probs.gather(1, history), latest], dim=2)
-    return parents, Beams(tokens, token_log_probs, scores)
+    return places, Beams(tokens, token_log_probs, scores)
 
 
-def done(finished: list[Hypothesis], live: Tensor, length: int, limit: int, config: GenerationConfig) -> bool:
-    """Whether nothing that lives can still get among the hypotheses to be returned."""
-    best = float(live[0])
+def done(finished: list[Hypothesis], best: float, length: int, limit: int, config: GenerationConfig) -> bool:
+    """Whether nothing that lives, the best of it with this log-probability, can still get among those returned."""
     if best == -torch.inf or length >= limit:
         return True
     if config.early_stopping is True or config.num_beams == 1:  # a beam of one is greedy: it takes the first end
@@ -161,3 +231,20 @@ def done(finished: list[Hypothesis], live: Tensor, length: int, limit: int, conf
     if len(finished) < wanted:
         return False
     return config.best_rank(best, length, limit) <= finished[wanted - 1].score
+
+
+def looked_at(candidates: Candidates, ending: Tensor, places: Tensor) -> list[list[Considered]]:
+    """The candidates of this step, for those who want to see."""
+    steps = []
+    for sentence in range(len(ending)):
+        beams = {place: beam for beam, place in enumerate(places[sentence].tolist())}
+        columns = (candidates.parents, candidates.tokens, candidates.token_log_probs, candidates.scores, ending)
+        rows = zip(*(column[sentence].tolist() for column in columns), strict=True)
+        steps.append(
+            [
+                Considered(parent, token, log_prob, score, None if ended else beams.get(place), ended)
+                for place, (parent, token, log_prob, score, ended) in enumerate(rows)
+                if score > -torch.inf
+            ]
+        )
+    return steps

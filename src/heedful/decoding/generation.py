@@ -18,6 +18,10 @@ class GenerationConfig(Config):
                             true = stop at `num_beams` finished ones
     no_repeat_ngram_size    no run of so many tokens twice; 0 = off
     repetition_penalty      above 1: tokens already written are less likely (Keskar et al. 2019)
+    num_beam_groups         so many groups of beams, each of which shuns what those before it say at the same place
+    diversity_penalty       how much: log-probability lost for each beam that has just written the token
+                            (Vijayakumar et al. 2018)
+    stop_strings            the text ends where one of these begins
     renormalize_logits      share out among the others what the rules took from some (as CTranslate2 does)
     """
 
@@ -30,6 +34,9 @@ class GenerationConfig(Config):
     early_stopping: Literal["never", True] = "never"
     no_repeat_ngram_size: int = Field(0, ge=0)
     repetition_penalty: float = Field(1.0, gt=0)
+    num_beam_groups: Size = 1
+    diversity_penalty: float = Field(0.0, ge=0)
+    stop_strings: tuple[str, ...] = ()
     renormalize_logits: bool = False
     do_sample: bool = False
     temperature: float = Field(1.0, gt=0)
@@ -45,6 +52,14 @@ class GenerationConfig(Config):
                 f"num_return_sequences {self.num_return_sequences} is more than num_beams {self.num_beams}; "
                 "raise num_beams or set do_sample"
             )
+        if self.num_beams % self.num_beam_groups:
+            raise ValueError(f"num_beams {self.num_beams} cannot be dealt out to {self.num_beam_groups} groups equally")
+        if (self.num_beam_groups > 1) != (self.diversity_penalty > 0):
+            raise ValueError("num_beam_groups and diversity_penalty go together: set both or neither")
+        if self.num_beam_groups > 1 and self.do_sample:
+            raise ValueError("num_beam_groups is for beam search; leave out do_sample")
+        if "" in self.stop_strings:
+            raise ValueError("a stop string is empty")
         if self.max_new_tokens and self.min_new_tokens > self.max_new_tokens:
             raise ValueError(f"min_new_tokens {self.min_new_tokens} is above max_new_tokens {self.max_new_tokens}")
         return self

@@ -1,12 +1,13 @@
 """What may not be written, whatever the model thinks: applied to the log-probabilities before a search sees them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.required import Required
 
 
 @dataclass(frozen=True)
@@ -14,15 +15,19 @@ class Rules:
     """The rules of one batch.
 
     never     tokens that are never written (padding, the start)
-    banned    phrases that are never written, as token ids
+    banned    for each sentence the phrases that are never written, as token ids
     prefixes  for each sentence the tokens its text must begin with; empty = free
+    required  for each sentence what its text must contain
+    stops     says of a text, as tokens, that it ends here
     """
 
     config: GenerationConfig
     eos: int
     never: tuple[int, ...] = ()
-    banned: Sequence[Sequence[int]] = ()
-    prefixes: Sequence[Sequence[int]] = field(default_factory=list)
+    banned: Sequence[Sequence[Sequence[int]]] = ()
+    prefixes: Sequence[Sequence[int]] = ()
+    required: Sequence[Required] = ()
+    stops: Callable[[list[int]], bool] | None = None
 
     def apply(self, log_probs: Tensor, written: Tensor, sentences: list[int]) -> Tensor:
         """log_probs: sentences beams vocab; written: sentences beams length; `sentences`: their numbers."""
@@ -35,10 +40,13 @@ class Rules:
             log_probs = _penalise_repetition(log_probs, written, self.config.repetition_penalty)
         if self.config.no_repeat_ngram_size and length >= self.config.no_repeat_ngram_size - 1:
             _ban_repeated(log_probs, written, self.config.no_repeat_ngram_size)
-        for phrase in self.banned:
-            _ban_phrase(log_probs, written, phrase)
         for place, sentence in enumerate(sentences):
-            if sentence < len(self.prefixes) and length < len(self.prefixes[sentence]):
+            for phrase in self.banned[sentence] if self.banned else ():
+                _ban_phrase(log_probs[place], written[place], phrase)
+            if self.required:
+                for beam, tokens in enumerate(written[place].tolist()):
+                    self.required[sentence].apply(log_probs[place, beam], tokens)
+            if self.prefixes and length < len(self.prefixes[sentence]):
                 _force(log_probs[place], self.prefixes[sentence][length])
         return log_probs.log_softmax(-1) if self.config.renormalize_logits else log_probs
 
@@ -65,11 +73,11 @@ def _ban_repeated(log_probs: Tensor, written: Tensor, size: int) -> None:
 
 
 def _ban_phrase(log_probs: Tensor, written: Tensor, phrase: Sequence[int]) -> None:
-    """The last token of a phrase whose other tokens have just been written."""
+    """The last token of a phrase whose other tokens have just been written. log_probs: beams vocab"""
     before = len(phrase) - 1
-    if before > written.shape[2]:
+    if before > written.shape[1]:
         return
-    tail = written[..., written.shape[2] - before :]
+    tail = written[:, written.shape[1] - before :]
     starts = (tail == torch.tensor(phrase[:-1], device=written.device, dtype=written.dtype)).all(-1)
     log_probs[..., phrase[-1]] = log_probs[..., phrase[-1]].masked_fill(starts, -torch.inf)
 

@@ -43,7 +43,8 @@ def sample(
             ended[row] = token == eos
             if not ended[row]:
                 tokens[row].append(token)
-                if len(log_probs[row]) < limits[row]:
+                stopped = rules.stops is not None and rules.stops(tokens[row])
+                if len(log_probs[row]) < limits[row] and not stopped:
                     going.append(place)
         if len(going) < len(live):
             live = [live[place] for place in going]

@@ -1,12 +1,13 @@
 """Between a search and any model: feed one token to each row, learn what may come next."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from heedful.decoding.shortlist import Shortlist
 from heedful.model.decoder_only import DecoderOnly
 from heedful.model.encoder_decoder import EncoderDecoder
 
@@ -24,21 +25,46 @@ class Stepper(Protocol):
 
 
 class EncoderDecoderStepper:
-    """The source is read once; its keys and values are shared by all rows of a sentence."""
+    """The source is read once; its keys and values are shared by all rows of a sentence.
 
-    def __init__(self, model: EncoderDecoder, source: Tensor, valid: Tensor | None, *, length: int) -> None:
+    With a shortlist only the words of the batch's sentences are scored, and each sentence may use only its own, so that
+    its neighbours do not matter.
+    """
+
+    def __init__(
+        self,
+        model: EncoderDecoder,
+        source: Tensor,
+        valid: Tensor | None,
+        *,
+        length: int,
+        shortlist: Shortlist | None = None,
+    ) -> None:
         self.model = model
         self.memory = model.encode(source, valid=valid)
         self.cache = model.new_cache(length)
+        self.logits: Callable[[Tensor], Tensor] = model.logits
+        self.words: Tensor | None = None
+        if shortlist is not None:
+            allowed = shortlist.allowed(source, model.config.vocab)
+            self.words = allowed.any(0).nonzero()[:, 0]
+            self.logits, self.allowed = model.narrowed(self.words), allowed[:, self.words]
 
     def advance(self, tokens: Tensor) -> Tensor:
         states = self.model.decode(tokens[:, None], self.memory, cache=self.cache)
-        return self.model.logits(states[:, -1]).float().log_softmax(-1)
+        logits = self.logits(states[:, -1]).float()
+        if self.words is None:
+            return logits.log_softmax(-1)
+        allowed = self.allowed.repeat_interleave(len(logits) // len(self.allowed), dim=0)
+        narrow = logits.masked_fill(~allowed, -torch.inf).log_softmax(-1)
+        return narrow.new_full((len(narrow), self.model.config.vocab), -torch.inf).index_copy_(1, self.words, narrow)
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         self.cache.select(rows)
         if sentences is not None:
             self.memory = self.memory.select(sentences)
+            if self.words is not None:
+                self.allowed = self.allowed[sentences]
 
 
 class DecoderOnlyStepper:

@@ -46,3 +46,7 @@ class Embedding(nn.Module):
     def project(self, states: Tensor) -> Tensor:
         """The way back: a score for each token."""
         return F.linear(states, self.weight)
+
+    def rows(self, tokens: Tensor) -> Tensor:
+        """The vectors that `project` compares with."""
+        return self.weight[tokens]

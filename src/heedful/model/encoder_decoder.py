@@ -1,5 +1,6 @@
 """The encoder-decoder: reads a source, writes a target.      Vaswani et al. 2017, figure 1"""
 
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -124,6 +125,10 @@ class EncoderDecoder(nn.Module):
     def logits(self, states: Tensor) -> Tensor:
         """States of any leading shape -> a score for each word."""
         return self.head(states, self.target_table)
+
+    def narrowed(self, words: Tensor) -> Callable[[Tensor], Tensor]:
+        """The same for these words only."""
+        return self.head.narrowed(self.target_table, words)
 
     def new_cache(self, length: int) -> Cache:
         return self.decoder.new_cache(length)

@@ -3,9 +3,11 @@
 A head takes states of any leading shape, so that a loss can hand in only the positions it needs.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -46,11 +48,18 @@ class Vocabulary(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab)) if config.bias else None
 
     def forward(self, states: Tensor, table: Embedding) -> Tensor:
-        states = self.lower(states)
-        if self.factor != 1.0:
-            states = states * self.factor
-        logits = (self.table or table).project(states)
+        logits = (self.table or table).project(self._lowered(states))
         return logits if self.bias is None else logits + self.bias
+
+    def narrowed(self, table: Embedding, words: Tensor) -> Callable[[Tensor], Tensor]:
+        """A head for these words only; it copies their rows once."""
+        rows = (self.table or table).rows(words)
+        bias = None if self.bias is None else self.bias[words]
+        return lambda states: F.linear(self._lowered(states), rows, bias)
+
+    def _lowered(self, states: Tensor) -> Tensor:
+        states = self.lower(states)
+        return states if self.factor == 1.0 else states * self.factor
 
 
 class MaskedLmConfig(Config):

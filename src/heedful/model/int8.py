@@ -56,13 +56,16 @@ class Int8Embedding(nn.Module):
         self.factor = table.factor
         weight = table.weight.detach().float()
         scale = _scales(weight)
-        self.register_buffer("rows", (weight / scale[:, None]).round().to(torch.int8), persistent=False)
+        self.register_buffer("table", (weight / scale[:, None]).round().to(torch.int8), persistent=False)
         self.register_buffer("scale", scale * table.factor, persistent=False)
         self.packed = _pack(weight, None)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        rows, scale = self.get_buffer("rows"), self.get_buffer("scale")
-        return rows[tokens].float() * F.embedding(tokens, scale[:, None])
+        table, scale = self.get_buffer("table"), self.get_buffer("scale")
+        return table[tokens].float() * F.embedding(tokens, scale[:, None])
+
+    def rows(self, tokens: Tensor) -> Tensor:
+        return self(tokens) / self.factor
 
     def project(self, states: Tensor) -> Tensor:
         logits: Tensor = torch.ops.quantized.linear_dynamic(states.float(), self.packed, REDUCE_RANGE)

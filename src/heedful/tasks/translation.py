@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from heedful.data import batches
+from heedful.data.padding import Row, pad
 from heedful.data.prepare import Prepared
 from heedful.data.store import Store
 from heedful.decoding.generation import GenerationConfig
@@ -20,7 +21,7 @@ from heedful.objectives import Loss, cross_entropy
 from heedful.tasks import Scores, Task, TaskConfig
 from heedful.text.bpe import MergingBpe
 from heedful.text.tokenizer import BOS, EOS
-from heedful.translator import Row, Translator, pad
+from heedful.translator import Translator
 
 SCORED = 200  # sentences translated at a validation
 GREEDY = GenerationConfig(num_beams=1)

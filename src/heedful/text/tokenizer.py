@@ -6,6 +6,7 @@ What comes in is what comes out: spaces, case, emoji, marks. Text that looks lik
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,9 @@ SPECIALS = ["<pad>", "<s>", "</s>", "<unk>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 # A word carries the space before it; digits stand alone; what is left over is spaces.
 WORDS = r" ?[\p{L}\p{M}]+| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
+UNSPACED = re.compile(
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
 
 
 class TokenizerConfig(Config):
@@ -145,6 +149,12 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, *, vocab: int
         trainer = trainers.BpeTrainer(limit_alphabet=max(1, (vocab - len(specials)) // 2), **options)
     backend.train_from_iterator(texts, trainer)
     return Tokenizer(_with_byte_fallback(backend))
+
+
+def is_unspaced(text: str) -> bool:
+    """Whether it is in a script that puts no spaces between words (Chinese, Japanese, Thai ...), or in no script at
+    all: there, where a word ends cannot be told."""
+    return not any(character.isalnum() and not UNSPACED.match(character) for character in text)
 
 
 def vocab_for(words: int) -> int:

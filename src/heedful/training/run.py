@@ -16,19 +16,21 @@ from safetensors.torch import load_file
 from heedful.alignment import Aligner, choose
 from heedful.checkpoint import average, newest, regular, save_weights, set_aside, state_of
 from heedful.data.prepare import Inputs, Prepared, load_tokenizers, prepare, save_tokenizers
+from heedful.decoding.shortlist import Shortlist, learn
 from heedful.files import write_text
 from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.model.models import Model, create
 from heedful.tasks import Task
+from heedful.text.tokenizer import BYTES, EOS, UNK
 from heedful.training.card import card
 from heedful.training.journal import Journal
 from heedful.training.loop import Trainer
 from heedful.training.parallel import World, join
 from heedful.training.plan import fit_memory, parse_budget, plan, readable_words
 from heedful.training.recipe import Recipe, differences, parse_recipe
-from heedful.translator import Translator
 
 LEXICON, ALIGNED = 20_000, 200  # pairs to learn which words meet, and to try the heads on
+SHORTLISTED = 100_000  # pairs to learn a shortlist from
 # What may differ when a training goes on: it changes what is seen, not what comes out.
 FREE = ("training.log_every", "training.samples")
 
@@ -127,6 +129,7 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
         _load_into(trainer.model, out)
     if isinstance(trainer.model, EncoderDecoder):
         _choose_aligner(trainer.model, prepared).save(out)
+        _learn_shortlist(prepared).save(out)
     memory = peak_memory()
     speed = progress.tokens / max(1e-9, progress.seconds)
     journal.write(progress.step, final=numbers, peak_memory=memory, tokens_per_second=speed, skipped=progress.skipped)
@@ -145,7 +148,21 @@ def _choose_aligner(model: EncoderDecoder, prepared: Prepared) -> Aligner:
     sources, targets = (prepared.tokenizers[column].decode(store.rows(column, rows)) for column in (0, 1))
     lexicon = list(zip(sources, targets, strict=True))
     pairs = [(text[0], text[1]) for text in prepared.texts("valid")] if prepared.has("valid") else lexicon
-    return choose(Translator([model], prepared.tokenizers), pairs[:ALIGNED], lexicon=lexicon)
+    return choose(model.eval(), prepared.tokenizers, pairs[:ALIGNED], lexicon=lexicon)
+
+
+def _learn_shortlist(prepared: Prepared) -> Shortlist:
+    store, (source, target) = prepared.store("train"), prepared.tokenizers
+    rows = np.arange(min(SHORTLISTED, len(store)))
+    always = [EOS, UNK, *(target.token_ids()[token] for token in BYTES if token in target.token_ids())]
+    return learn(
+        store.rows(0, rows),
+        store.rows(1, rows),
+        source_vocab=source.vocab,
+        vocab=target.vocab,
+        always=always,
+        joint=source is target,
+    )
 
 
 def _load_into(model: Model, out: Path) -> None:

@@ -1,0 +1,25 @@
+"""Rows of tokens as one tensor."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heedful.text.tokenizer import PAD
+
+Row = Sequence[int] | np.ndarray
+
+
+def pad(rows: Sequence[Row], *, first: int | None = None, last: int | None = None) -> tuple[Tensor, Tensor]:
+    """Rows of different lengths -> (tokens, valid), with a first or last token added, padded on the right."""
+    before, after = int(first is not None), int(last is not None)
+    lengths = np.array([len(row) for row in rows]) + before + after
+    tokens = np.full((len(rows), int(lengths.max())), PAD, dtype=np.int64)
+    for place, row in enumerate(rows):
+        tokens[place, before : before + len(row)] = row
+    if first is not None:
+        tokens[:, 0] = first
+    if last is not None:
+        tokens[np.arange(len(rows)), lengths - 1] = last
+    return torch.from_numpy(tokens), torch.from_numpy(np.arange(tokens.shape[1]) < lengths[:, None])

@@ -1,0 +1,69 @@
+"""Diverse beam search (Vijayakumar et al. 2018): groups of beams that take turns at every step.
+
+A group shuns the tokens that the groups before it have just written, so that the results differ by more than a word at
+the end.
+"""
+
+import torch
+from torch import Tensor
+
+from heedful.decoding.beam import Hypothesis, done, ends, expand, finish, keep, prune, row_starts, start
+from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.rules import Rules
+from heedful.decoding.stepper import Stepper
+
+
+@torch.inference_mode()
+def diverse_search(
+    stepper: Stepper, first: Tensor, config: GenerationConfig, *, eos: int, limits: list[int], rules: Rules
+) -> list[list[Hypothesis]]:
+    """The best hypotheses of each sentence, of all groups together; as `search`. A sentence stays in the batch until
+    all its groups are done; what a group finds after that does not count."""
+    groups, width = config.num_beam_groups, config.num_beams // config.num_beam_groups
+    each = config.model_copy(update={"num_beams": width, "num_return_sequences": width})
+    beams = [start(len(limits), first.device) for _ in range(groups)]
+    live = list(range(len(limits)))
+    finished: list[list[list[Hypothesis]]] = [[[] for _ in range(groups)] for _ in limits]
+    over = [[False] * groups for _ in limits]
+    tokens = first
+    while live:
+        every = stepper.advance(tokens).unflatten(0, (len(live), -1))
+        taken = torch.zeros(len(live), every.shape[-1], device=first.device)
+        starts, begun, rows = row_starts(every), beams[0].length > 0, []
+        for group in range(groups):
+            now, mine = beams[group], slice(group * width, (group + 1) * width) if begun else slice(0, 1)
+            log_probs = rules.apply(every[:, mine].clone(), now.tokens, live)
+            candidates = expand(now, log_probs, width, config.diversity_penalty * taken)
+            ending = ends(now, candidates, [limits[sentence] for sentence in live], eos, rules)
+            for place, found in enumerate(finish(now, candidates, ending, eos, each)):
+                kept = finished[live[place]]
+                if not over[live[place]][group]:
+                    kept[group] = keep(kept[group] + found, width)
+            places, beams[group] = prune(now, candidates, ending, width)
+            rows.append(candidates.parents.gather(1, places) + starts + mine.start)
+            best = beams[group].scores[:, 0].tolist()
+            for place, sentence in enumerate(live):
+                here = finished[sentence][group]
+                over[sentence][group] |= done(here, best[place], beams[group].length, limits[sentence], each)
+            taken.scatter_add_(1, beams[group].tokens[:, :, -1], (beams[group].scores > -torch.inf).float())
+            taken.scatter_add_(1, candidates.tokens[:, :width], ending[:, :width].float())
+        going = [place for place, sentence in enumerate(live) if not all(over[sentence])]
+        left = torch.tensor(going, dtype=torch.long, device=first.device)
+        if going:
+            stepper.select(torch.cat(rows, dim=1)[left].flatten(), left if len(left) < len(live) else None)
+        live = [live[place] for place in going]
+        beams = [one.select(left) for one in beams]
+        tokens = torch.cat([one.tokens[:, :, -1] for one in beams], dim=1).flatten()
+    merged = [keep([one for group in sentence for one in group], config.num_beams) for sentence in finished]
+    return [_distinct(hypotheses)[: config.num_return_sequences] for hypotheses in merged]
+
+
+def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    """Without repetitions, where there is enough else: two groups may come to the same text by different ways."""
+    seen: set[tuple[int, ...]] = set()
+    first: list[Hypothesis] = []
+    again: list[Hypothesis] = []
+    for hypothesis in hypotheses:
+        (again if tuple(hypothesis.tokens) in seen else first).append(hypothesis)
+        seen.add(tuple(hypothesis.tokens))
+    return first + again

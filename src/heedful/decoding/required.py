@@ -1,0 +1,137 @@
+"""Phrases that a text must contain: the beam is shared out among hypotheses that have written more or less of them.
+
+Without that, hypotheses that have paid for an unlikely phrase would lose to those that put it off, until none is left
+(dynamic beam allocation, Post and Vilar 2018). How far a hypothesis is follows from its tokens alone, so nothing has to
+be carried along.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Partial = tuple[int, int, int]  # phrase, form, how many of its tokens are written
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """The ways a phrase may be cut into tokens. `opening`: at the start of a text; `inside`: anywhere else.
+
+    `whole`: it ends in a letter or digit, so that the next token must not go on with the word.
+    """
+
+    opening: tuple[int, ...]
+    inside: tuple[int, ...]
+    whole: bool = True
+
+    @property
+    def forms(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (self.opening, self.inside)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a text is. `left`: the fewest tokens that complete what is missing; `advancing`: tokens that bring it
+    nearer; `closing`: it has just ended a phrase, and with it a word."""
+
+    left: int
+    advancing: frozenset[int]
+    closing: bool
+
+
+@dataclass(frozen=True)
+class Required:
+    """What one sentence's text must contain, within `limit` tokens, the end included. `continues` (vocab): whether a
+    token goes on with the word before it."""
+
+    phrases: Sequence[Phrase]
+    limit: int
+    eos: int
+    continues: Tensor
+
+    @property
+    def total(self) -> int:
+        return self.progress([]).left
+
+    def progress(self, tokens: Sequence[int]) -> Progress:
+        missing, partials, closing = set(range(len(self.phrases))), set[Partial](), False
+        for place, token in enumerate(tokens):
+            reached = {
+                (phrase, form, written + 1)
+                for phrase, form, written in (*partials, *self._starts(missing, place == 0))
+                if self.phrases[phrase].forms[form][written] == token
+            }
+            ended = [partial for partial in reached if self._is_whole(partial)]
+            closing = bool(ended) and self.phrases[ended[0][0]].whole
+            if ended:
+                missing.discard(min(ended)[0])
+            partials = set() if ended else reached
+        lengths = {phrase: self._length(phrase, not tokens) for phrase in missing}
+        saved = {(p, f, n): lengths[p] - len(self.phrases[p].forms[f]) + n for p, f, n in partials}
+        most = max(saved.values(), default=0)
+        nearest = [partial for partial in partials if saved[partial] == most] or self._starts(missing, not tokens)
+        return Progress(
+            left=sum(lengths.values()) - most,
+            advancing=frozenset(self.phrases[phrase].forms[form][written] for phrase, form, written in nearest),
+            closing=closing,
+        )
+
+    def apply(self, log_probs: Tensor, tokens: Sequence[int]) -> None:
+        """Take away what would leave a phrase unwritten. log_probs: vocab, of one hypothesis"""
+        now = self.progress(tokens)
+        room = self.limit - len(tokens)
+        forced = list(now.advancing) if now.left and room - 1 <= now.left else [self.eos] if room == 1 else []
+        if forced:
+            kept = log_probs[forced]
+            log_probs.fill_(-torch.inf)
+            log_probs[forced] = torch.where(kept == -torch.inf, 0.0, kept)
+        elif now.closing:
+            log_probs[self.continues] = -torch.inf
+        if now.left:
+            log_probs[self.eos] = -torch.inf
+
+    def choose(self, totals: Tensor, beams: Sequence[Sequence[int]], count: int) -> tuple[list[int], list[int]]:
+        """Of all continuations (beams vocab, by score) those that end the text and those that go on, at most `count`
+        each: places in the flattened table."""
+        vocab = totals.shape[1]
+        best = totals.flatten().topk(min(count, totals.numel())).indices.tolist()
+        wanted = set(best) | {beam * vocab + int(token) for beam, token in enumerate(totals.argmax(1))}
+        for beam, tokens in enumerate(beams):
+            now = self.progress(tokens)
+            wanted |= {beam * vocab + token for token in now.advancing}
+            if not now.left:
+                wanted.add(beam * vocab + self.eos)
+        scores = {place: float(totals.flatten()[place]) for place in wanted}
+        ranked = sorted((place for place in wanted if scores[place] > -torch.inf), key=lambda place: -scores[place])
+        left = {place: self.progress([*beams[place // vocab], place % vocab]).left for place in ranked}
+        complete = [place for place in ranked if left[place] == 0][:count]
+        ending = [place for place in complete if place % vocab == self.eos]
+        going = [place for place in ranked if place % vocab != self.eos]
+        return ending, share_out([(self.total - left[place], place) for place in going], self.total + 1, count)
+
+    def _starts(self, missing: set[int], opening: bool) -> list[Partial]:
+        return [(phrase, form, 0) for phrase in missing for form in ((0, 1) if opening else (1,))]
+
+    def _is_whole(self, partial: Partial) -> bool:
+        phrase, form, written = partial
+        return written == len(self.phrases[phrase].forms[form])
+
+    def _length(self, phrase: int, opening: bool) -> int:
+        """In tokens; the safe guess where it may be written either way."""
+        return max(map(len, self.phrases[phrase].forms)) if opening else len(self.phrases[phrase].inside)
+
+
+def share_out(ranked: Sequence[tuple[int, int]], banks: int, count: int) -> list[int]:
+    """`count` of these (bank, item), best first: as many of each bank as of any other, what is over to the last; places
+    that a bank cannot fill go to the best of the rest."""
+    room = [count // banks] * banks
+    room[-1] += count % banks
+    chosen, rest = [], []
+    for bank, item in ranked:
+        if room[bank]:
+            room[bank] -= 1
+            chosen.append(item)
+        else:
+            rest.append(item)
+    return chosen + rest[: count - len(chosen)]

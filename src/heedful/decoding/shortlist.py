@@ -1,0 +1,100 @@
+"""Which words may come of which: a short list of target tokens for each source token, so that a step need not look at
+the whole vocabulary.
+
+Learned from the training pairs by IBM model 1 (Brown et al. 1993): of which source token does each target token come,
+if every one is as likely at first? A sentence may use the lists of its tokens, the commonest tokens of all, and its own
+(names are copied). It costs a little quality: a word outside its list cannot be written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from heedful.files import in_place
+
+Rows = Sequence[np.ndarray] | Sequence[Sequence[int]]
+EACH, COMMON = 50, 500
+ENTRIES = 2_000_000  # times that a source and a target token meet; more would take time and teach little
+ROUNDS = 3
+NAME = "shortlist.safetensors"
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """`table`: source_vocab each, the likeliest first, filled up with the commonest; `common`: those always allowed.
+    `joint`: source and target share their tokens."""
+
+    table: Tensor
+    common: Tensor
+    joint: bool
+
+    def allowed(self, source: Tensor, vocab: int) -> Tensor:
+        """Which tokens a translation may use: sentences vocab."""
+        found = torch.zeros(len(source), vocab, dtype=torch.bool, device=source.device)
+        found[:, self.common.to(source.device)] = True
+        found.scatter_(1, self.table.to(source.device)[source].flatten(1), True)
+        return found.scatter_(1, source, True) if self.joint else found
+
+    def save(self, folder: Path) -> None:
+        tensors = {"table": self.table.int(), "common": self.common.int(), "joint": torch.tensor(self.joint)}
+        with in_place(folder / NAME) as temporary:
+            save_file(tensors, temporary)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Shortlist":
+        if not (folder / NAME).is_file():
+            raise ValueError(f"{folder} has no {NAME}; it is written at the end of a training")
+        tensors = load_file(folder / NAME)
+        return cls(tensors["table"].long(), tensors["common"].long(), bool(tensors["joint"]))
+
+
+def learn(
+    sources: Rows, targets: Rows, *, source_vocab: int, vocab: int, always: Sequence[int], joint: bool
+) -> Shortlist:
+    """From pairs of token rows. `always`: tokens that are allowed whatever the source, such as the end."""
+    frequency = np.bincount(np.concatenate([np.asarray(row) for row in targets]), minlength=vocab)
+    common = np.unique([*always, *np.argsort(-frequency, kind="stable")[:COMMON]])
+    keys, entry, places = _meetings(sources, targets, vocab, np.isin(np.arange(vocab), common))
+    source_of, chance = keys // vocab, np.ones(len(keys))
+    for _ in range(ROUNDS):
+        shares = chance[entry]
+        shares /= np.bincount(places, shares)[places]
+        counts = np.bincount(entry, shares, minlength=len(keys))
+        chance = counts / np.bincount(source_of, counts, minlength=source_vocab)[source_of]
+    table = np.full((source_vocab, EACH), always[0])
+    order = np.lexsort((-chance, source_of))
+    starts = np.searchsorted(source_of[order], np.arange(source_vocab))
+    rank = np.arange(len(order)) - starts[source_of[order]]
+    within = rank < EACH
+    table[source_of[order][within], rank[within]] = keys[order][within] % vocab
+    return Shortlist(torch.from_numpy(table), torch.from_numpy(common), joint)
+
+
+def _meetings(
+    sources: Rows, targets: Rows, vocab: int, left_out: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Every target token with every source token of its pair: the distinct couples, each as one number; for each
+    meeting, which couple it is; and which target token of the corpus."""
+    found: list[np.ndarray] = []
+    places: list[np.ndarray] = []
+    count = total = 0
+    for source, target in zip(sources, targets, strict=True):
+        distinct, written = np.array(sorted(set(source)), dtype=np.int64), np.asarray(target, dtype=np.int64)
+        written = written[~left_out[written]]
+        found.append((distinct[None] * vocab + written[:, None]).ravel())
+        places.append(np.repeat(np.arange(count, count + len(written), dtype=np.int32), len(distinct)))
+        count, total = count + len(written), total + len(found[-1])
+        if total > ENTRIES:
+            break
+    meetings = np.concatenate(found)
+    order = np.argsort(meetings, kind="stable")
+    ordered = meetings[order]
+    new = np.diff(ordered, prepend=-1) > 0
+    entry = np.empty(len(order), dtype=np.int32)
+    entry[order] = np.cumsum(new) - 1
+    return ordered[new], entry, np.concatenate(places)
