@@ -43,3 +43,11 @@ def test_surgery_replaces_what_it_is_told_and_counts():
     model = create(vaswani(vocab=101, width=64, hidden=96, heads=4, layers=1, dropout=0.1))
     count = replace_modules(model, lambda name, module: torch.nn.Identity() if name.endswith("feedforward") else None)
     assert count == 2 and isinstance(model.encoder.layers[0].feedforward, torch.nn.Identity)
+
+
+def test_a_vector_does_not_depend_on_its_neighbours():
+    torch.manual_seed(0)
+    linear, x = Int8Linear(torch.nn.Linear(30, 20)), torch.randn(4, 30) * torch.tensor([[0.0], [0.1], [1.0], [100.0]])
+    together = linear(x)
+    for row in range(4):
+        assert torch.equal(linear(x[row : row + 1])[0], together[row])

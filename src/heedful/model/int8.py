@@ -2,8 +2,8 @@
 
     w_ij = scale_i * q_ij,     scale_i = max_j |w_ij| / 127
 
-Each row of a matrix has its own scale. Activations are quantised as they come, by torch's own kernels. For using a
-model, not for training it.
+Each row of a matrix has its own scale, and so has each vector that is multiplied by it: a sentence's numbers do not
+depend on its neighbours. The kernels are torch's own. For using a model, not for training it.
 """
 
 import warnings
@@ -17,7 +17,7 @@ from heedful.model.linear import FusedLinear
 from heedful.model.surgery import replace_modules
 
 # Activations take seven bits: without VNNI the kernels add pairs of products in 16 bits, which eight would overflow.
-REDUCE_RANGE = True
+STEP, ZERO = 1 / 63, 64
 
 
 def quantize_int8(model: nn.Module) -> int:
@@ -41,10 +41,11 @@ class Int8Linear(nn.Module):
     def __init__(self, linear: nn.Linear, *, parts: tuple[int, ...] | None = None) -> None:
         super().__init__()
         self.parts = parts
-        self.packed = _pack(linear.weight, linear.bias)
+        self.packed = _pack(linear.weight)
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().float(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
-        result: Tensor = torch.ops.quantized.linear_dynamic(x.float(), self.packed, REDUCE_RANGE)
+        result = _product(x.float(), self.packed, self.bias)
         return result if self.parts is None else result.split(self.parts, dim=-1)
 
 
@@ -58,7 +59,7 @@ class Int8Embedding(nn.Module):
         scale = _scales(weight)
         self.register_buffer("table", (weight / scale[:, None]).round().to(torch.int8), persistent=False)
         self.register_buffer("scale", scale * table.factor, persistent=False)
-        self.packed = _pack(weight, None)
+        self.packed = _pack(weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
         table, scale = self.get_buffer("table"), self.get_buffer("scale")
@@ -68,18 +69,24 @@ class Int8Embedding(nn.Module):
         return self(tokens) / self.factor
 
     def project(self, states: Tensor) -> Tensor:
-        logits: Tensor = torch.ops.quantized.linear_dynamic(states.float(), self.packed, REDUCE_RANGE)
-        return logits
+        return _product(states.float(), self.packed, None)
 
 
 def _scales(weight: Tensor) -> Tensor:
     return weight.abs().amax(dim=1).clamp(min=1e-12) / 127
 
 
-def _pack(weight: Tensor, bias: Tensor | None) -> object:
+def _pack(weight: Tensor) -> object:
     weight = weight.detach().float()
     scales, zeros = _scales(weight), torch.zeros(len(weight), dtype=torch.long)
     with warnings.catch_warnings():  # torch moves its quantisation to another package; these kernels stay
         warnings.simplefilter("ignore")
         rows = torch.quantize_per_channel(weight, scales.double(), zeros, 0, torch.qint8)
-    return torch.ops.quantized.linear_prepack(rows, None if bias is None else bias.detach().float())
+    return torch.ops.quantized.linear_prepack(rows, None)
+
+
+def _product(x: Tensor, packed: object, bias: Tensor | None) -> Tensor:
+    """W x + b: each vector is brought to [-1, 1], multiplied, and brought back."""
+    size = x.abs().amax(dim=-1, keepdim=True).clamp_(min=1e-12)
+    result: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x / size, STEP, ZERO, packed)
+    return result.mul_(size) if bias is None else torch.addcmul(bias, result, size)
