@@ -32,6 +32,7 @@ from heedful.decoding.stepper import EncoderDecoderStepper, EnsembleStepper, Ste
 from heedful.decoding.stops import Stops, until
 from heedful.evaluation.metrics import consensus
 from heedful.model.encoder_decoder import EncoderDecoder
+from heedful.model.int8 import quantize_int8
 from heedful.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, is_unspaced
 
 CHUNK = 1024  # sentences sorted by length together; also how far a stream reads ahead
@@ -368,18 +369,24 @@ def _join(parts: list[list[Alternative]]) -> Translation:
     )
 
 
-def load(folder: str | Path, *others: str | Path) -> Translator:
-    """The translator of a model folder; of several, the ensemble of their models."""
+def load(folder: str | Path, *others: str | Path, quantize: str = "", shortlist: bool = False) -> Translator:
+    """The translator of a model folder; of several, the ensemble of their models. `quantize`: int8, for weights in a
+    quarter of the memory; `shortlist`: look at likely words only."""
+    if quantize not in ("", "int8"):
+        raise ValueError(f"quantize {quantize!r} is not known; known: int8")
     folders = [Path(name) for name in (folder, *others)]
     models, digests = [], set()
     for place in folders:
         model = load_model(place)
         if not isinstance(model, EncoderDecoder):
             raise ValueError(f"{place} holds a {model.config.kind} model, which does not translate")
+        if quantize:
+            quantize_int8(model)
         models.append(model)
         digests.add(tuple(tokenizer.digest() for tokenizer in load_tokenizers(place, columns=2)))
     if len(digests) > 1:
         raise ValueError("models of an ensemble must share their tokenizer; these do not")
     limit = read_config(folders[0]).get("data", {}).get("max_length", 256)
     aligner = Aligner.load(folders[0]) if (folders[0] / "alignment.json").exists() else None
-    return Translator(models, load_tokenizers(folders[0], columns=2), limit=limit, aligner=aligner)
+    words = Shortlist.load(folders[0]) if shortlist else None
+    return Translator(models, load_tokenizers(folders[0], columns=2), limit=limit, aligner=aligner, shortlist=words)

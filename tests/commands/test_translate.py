@@ -53,6 +53,37 @@ def test_files_beams_and_both_spellings(place):
     assert (place / "out.txt").read_text() == first and first.count("\n") == 2
 
 
+def test_json_lines_carry_wishes_in_and_all_there_is_to_tell_out(place):
+    asked = [{"text": "a b c", "id": 7}, {"text": "d e", "constraints": ["h g"], "avoid": ["d"]}, {"text": "f"}]
+    options = ["--format", "jsonl", "--alignment", "--history", "--shortlist", "--stop", "zz", "--n-best", 2]
+    lines = "".join(json.dumps(line) + "\n" for line in [*asked, {"text": "a", "avoid": "b"}])
+    code, out, said = heedful(place, "translate", "a", *options, stdin=lines.encode())
+    assert code == 0 and not said, said
+    first, second, _, bad = map(json.loads, out.splitlines())
+    assert first["id"] == 7 and len(first["translations"]) == 2 and isinstance(first["alignment"], list)
+    assert {"parent", "token", "log_prob", "score", "beam", "ended"} == set(first["history"][0][0])
+    assert "h g" in second["translation"]
+    assert bad["error"] == "avoid is not a list of phrases" and not bad["translation"]
+
+
+def test_wishes_for_every_line(place):
+    options = ["--required", "j", "--banned", "a", "--replace-unknowns"]
+    code, out, said = heedful(place, "translate", "a", *options, stdin=b"a b c\nd e\n")
+    assert code == 0 and not said, said
+    assert all("j" in line.split() and "a" not in line.split() for line in out.splitlines())
+
+
+def test_mistakes_in_wishes(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    said = refused(monkeypatch, capsys, "translate", "a", "--num-beam-groups", 2)
+    assert "num_beam_groups and diversity_penalty go together" in said
+    said = refused(monkeypatch, capsys, "translate", "a", "--mbr", 4, "--required", "x")
+    assert "--mbr chooses among samples; leave out --required and --history" in said
+    assert "quantize 'int4' is not known; known: int8" in refused(
+        monkeypatch, capsys, "evaluate", "a", "p.tsv", "--quantize", "int4"
+    )
+
+
 def test_int8_weights_translate_too(place):
     code, out, said = heedful(place, "translate", "a", "--quantize", "int8", stdin=b"a b c\nd e\n")
     assert code == 0 and not said, said

@@ -77,25 +77,15 @@ def translate(
       echo "The screw is loose." | heedful translate runs/my-model --required Schraube
     """
     from heedful.decoding.generation import GenerationConfig
-    from heedful.decoding.shortlist import Shortlist
     from heedful.translator import load
 
-    if quantize not in ("", "int8"):
-        raise ValueError(f"quantize {quantize!r} is not known; known: int8")
     if form not in ("plain", "nbest", "jsonl", "pharaoh"):
         raise ValueError(f"format {form!r} is not one of plain, nbest, jsonl, pharaoh")
     given = {**locals(), "stop_strings": stop_strings or []}
     config = parse(GenerationConfig, {name: given[name] for name in GenerationConfig.model_fields if name in given})
     if mbr and (required or history):
         raise ValueError("--mbr chooses among samples; leave out --required and --history")
-    translator = load(*models)
-    if shortlist:
-        translator.shortlist = Shortlist.load(models[0])
-    if quantize:
-        from heedful.model.int8 import quantize_int8
-
-        for model in translator.models:
-            quantize_int8(model)
+    translator = load(*models, quantize=quantize, shortlist=shortlist)
     as_json = form == "jsonl" or source.endswith(".jsonl")
     extras = {
         "alignment": form == "pharaoh" or (as_json and alignment),
