@@ -8,7 +8,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "heedful"
 # From the ground up; what stands on one line does not know its neighbours. A part may know every line above it.
 LEVELS = [
     {"config", "files"},
-    {"text", "model", "evaluation", "objectives"},
+    {"text", "model", "evaluation", "objectives", "mini"},
     {"data", "families", "adapters", "decoding"},
     {"checkpoint", "exchange"},
     {"alignment"},
@@ -22,6 +22,7 @@ LEVELS = [
 # Narrower than their line allows.
 ONLY = {
     "text": {"config", "files"},
+    "mini": {"files"},
     "model": {"config"},
     "data": {"config", "files", "text"},
     "families": {"config", "model"},

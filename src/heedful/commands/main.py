@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from heedful import __version__
+from heedful.commands.corpus import corpus
 from heedful.commands.data import data
 from heedful.commands.evaluate import evaluate, score
 from heedful.commands.generate import generate
@@ -29,6 +30,7 @@ app.command()(translate)
 app.command()(evaluate)
 app.command()(score)
 app.command()(generate)
+app.add_typer(corpus)
 app.add_typer(data)
 app.command()(params)
 

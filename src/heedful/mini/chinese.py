@@ -1,0 +1,85 @@
+"""Meanings in Chinese: measure words, the time before the verb, what describes a noun before it."""
+
+from heedful.mini.meaning import Clause, Phrase, Pronoun, Sentence, Subject
+
+COUNT = {"a": "一", "this": "这", "two": "两", "three": "三"}
+SOME = {"the+": "那些", "these": "这些", "many": "很多"}
+OWN = {"my": "我的", "his": "他的", "her": "她的", "our": "我们的"}
+PEOPLE = {"I": "我", "he": "他", "she": "她", "it": "它", "we": "我们", "they": "他们"}
+LINKS = {"because": "因为", "although": "尽管"}
+MODAL = {"can": "能", "must": "必须", "want to": "想"}
+
+
+def sentence(meaning: Sentence) -> str:
+    main = clause(meaning.main)
+    if meaning.question:
+        return main + "吗？"
+    if meaning.other is None:
+        return main + "。"
+    other = clause(meaning.other)
+    if meaning.link == "when":
+        return f"{other}的时候，{main}。"
+    if meaning.link == "that":
+        return f"{main}{other}。"
+    return f"{main}，{LINKS[meaning.link]}{other}。"
+
+
+def clause(meaning: Clause) -> str:
+    who = subject(meaning.subject) if meaning.subject is not None else ""
+    return who + _predicate(meaning)
+
+
+def subject(meaning: Subject) -> str:
+    """One that is new is brought in by 有."""
+    if isinstance(meaning, Pronoun):
+        return PEOPLE[meaning.word]
+    return ("有" if meaning.determiner in ("a", "two", "three") else "") + phrase(meaning)
+
+
+def phrase(meaning: Phrase) -> str:
+    """Determiner and measure word, what describes it, the noun: 一本红色的书, 这个读书的男人."""
+    noun, adjective = meaning.noun, meaning.adjective
+    described = adjective.zh + ("的" if adjective.linked else "") if adjective is not None else ""
+    if meaning.relative is not None:
+        inner = meaning.relative
+        described = (_predicate(inner) if inner.subject is None else _about_object(inner)) + "的"
+    determiner = meaning.determiner
+    if determiner in COUNT:
+        first = COUNT[determiner] + noun.measure
+    else:
+        first = SOME.get(determiner, "") or OWN.get(determiner, "")
+    return first + described + noun.zh
+
+
+def _about_object(meaning: Clause) -> str:
+    """男人买 in 男人买的书: the object has gone, and with it the sign of the past."""
+    assert meaning.verb is not None and meaning.subject is not None
+    return subject(meaning.subject) + "".join(meaning.verb.zh)
+
+
+def _predicate(meaning: Clause) -> str:
+    if meaning.quality is not None:
+        word = meaning.quality.zh
+        return f"太{word}了" if meaning.degree == "too" else ("非常" if meaning.degree == "very" else "很") + word
+    verb = meaning.verb
+    assert verb is not None
+    time = meaning.time.zh if meaning.time else ""
+    place = f"在{meaning.place.zh}" if meaning.place and not meaning.toward else ""
+    before, word, after = verb.zh
+    past = meaning.tense == "past" and not meaning.negated
+    denied, split = "", False
+    if meaning.negated:
+        split = verb.result and meaning.tense != "past"
+        denied = "" if split else "没" if meaning.tense == "past" else "不"
+    helping = MODAL[meaning.modal] if meaning.modal else "会" if meaning.tense == "future" else ""
+    if split:
+        word = f"{word[0]}不{word[1]}"
+    thing = phrase(meaning.object) if meaning.object is not None else ""
+    to = phrase(meaning.recipient) if meaning.recipient is not None else ""
+    if meaning.toward:
+        assert meaning.place is not None
+        return f"{time}{denied}{helping}{word}{'了' if past else ''}{meaning.place.zh_to}"
+    sign = "了" if past else ""
+    if before:
+        return f"{time}{denied}{helping}{place}{before}{thing}{word}{sign}{after}"
+    return f"{time}{denied}{helping}{place}{word}{sign}{to}{thing}"
