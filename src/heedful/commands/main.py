@@ -12,9 +12,12 @@ import typer
 from heedful import __version__
 from heedful.commands.corpus import corpus
 from heedful.commands.data import data
+from heedful.commands.doctor import doctor
 from heedful.commands.evaluate import evaluate, score
 from heedful.commands.generate import generate
 from heedful.commands.params import params
+from heedful.commands.plot import plot
+from heedful.commands.recipes import recipe, recipes
 from heedful.commands.train import train
 from heedful.commands.translate import translate
 
@@ -33,6 +36,10 @@ app.command()(generate)
 app.add_typer(corpus)
 app.add_typer(data)
 app.command()(params)
+app.add_typer(plot)
+app.command()(recipes)
+app.add_typer(recipe)
+app.command()(doctor)
 
 
 def _print_version(asked: bool) -> None:

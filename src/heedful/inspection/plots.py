@@ -1,16 +1,26 @@
-"""Pictures of a training."""
+"""Pictures: of a training, of attention, of positions, of a schedule."""
 
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import torch
 
 matplotlib.use("Agg")  # files, not windows
 
-from matplotlib import pyplot
+from matplotlib import font_manager, pyplot
 
 from heedful.files import in_place
+from heedful.inspection.attention import Attention
+from heedful.model.position.sinusoidal import Sinusoidal, SinusoidalConfig
 from heedful.training.journal import read_metrics
+from heedful.training.recipe import Recipe
+from heedful.training.schedule import learning_rate
+
+LABEL = 12  # characters of a token that are shown
+# Fonts with Chinese, Japanese and Korean characters, on one system or another.
+CJK = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei",
+       "Droid Sans Fallback", "PingFang SC", "Hiragino Sans GB", "Microsoft YaHei", "SimHei")  # fmt: skip
 
 
 def draw_training(folder: Path) -> Path:
@@ -34,11 +44,80 @@ def draw_training(folder: Path) -> Path:
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[1]:
             axes.legend()
-    path = folder / "training.png"
+    return _save(figure, folder / "training.png")
+
+
+def draw_attention(seen: Attention, path: Path, *, kind: str = "cross", only: tuple[int, int] | None = None) -> Path:
+    """A heat map of every head, layers from top to bottom; or of `only` one (layer, head), large."""
+    weights, queries, keys = seen.of(kind)
+    layers, heads = weights.shape[:2]
+    shown = [only] if only is not None else [(layer, head) for layer in range(layers) for head in range(heads)]
+    for layer, head in shown:
+        if not (0 <= layer < layers and 0 <= head < heads):
+            raise ValueError(f"there is no head {layer}.{head}; layers are 0 to {layers - 1}, heads 0 to {heads - 1}")
+    rows, columns = (1, 1) if only is not None else (layers, heads)
+    size = 0.32 if only is not None else 0.16
+    width, height = columns * (size * len(keys) + 0.3) + 1.2, rows * (size * len(queries) + 0.3) + 1.2
+    scale = min(1.0, 40 / max(width, height))  # a long text makes small squares, not a picture without end
+    with pyplot.rc_context({"font.family": _fonts(), "font.size": max(3.0, (9 if only is not None else 6) * scale)}):
+        figure, grid = pyplot.subplots(
+            rows, columns, figsize=(width * scale, height * scale), squeeze=False, constrained_layout=True
+        )
+        for (layer, head), axes in zip(shown, grid.flat, strict=True):
+            axes.imshow(weights[layer, head].numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
+            axes.set_title(f"layer {layer}, head {head}")
+            axes.set_xticks(range(len(keys)), [], rotation=90)
+            axes.set_yticks(range(len(queries)), [])
+            axes.tick_params(length=2)
+        for axes in grid[-1]:
+            axes.set_xticklabels([_short(token) for token in keys], rotation=90)
+        for axes in grid[:, 0]:
+            axes.set_yticklabels([_short(token) for token in queries])
+        figure.supxlabel("looks at")
+        return _save(figure, path)
+
+
+def draw_positions(path: Path, *, length: int = 100, width: int = 128) -> Path:
+    """The paper's waves: a row for each position, a column for each dimension."""
+    SinusoidalConfig().check(width=width, head_width=width)
+    waves = Sinusoidal(SinusoidalConfig()).waves(torch.arange(length), width)
+    figure, axes = pyplot.subplots(figsize=(9, 6), constrained_layout=True)
+    image = axes.imshow(waves.numpy(), cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
+    axes.set_xlabel("dimension (even: sine, odd: cosine)")
+    axes.set_ylabel("position")
+    figure.colorbar(image, ax=axes)
+    return _save(figure, path)
+
+
+def draw_schedule(recipe: Recipe, path: Path) -> Path:
+    """The learning rate at each step of a recipe."""
+    steps = range(1, recipe.training.steps + 1, max(1, recipe.training.steps // 1000))
+    rates = [learning_rate(recipe.training, step, width=recipe.model.width) for step in steps]
+    figure, axes = pyplot.subplots(figsize=(8, 4), constrained_layout=True)
+    axes.plot(steps, rates)
+    axes.set_xlabel("step")
+    axes.set_ylabel("learning rate")
+    axes.set_title(f"{recipe.training.schedule}, warm-up over {recipe.training.warmup:,} steps")
+    axes.grid(alpha=0.3)
+    return _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     with in_place(path) as temporary:
         figure.savefig(temporary, dpi=110, format="png")
     pyplot.close(figure)
     return path
+
+
+def _short(token: str) -> str:
+    return token if len(token) <= LABEL else token[: LABEL - 1] + "…"
+
+
+def _fonts() -> list[str]:
+    """The usual font first, then one that has what it lacks."""
+    known = {font.name for font in font_manager.fontManager.ttflist}
+    return ["DejaVu Sans", *(name for name in CJK if name in known)]
 
 
 def _line(axes: Any, lines: list[dict[str, Any]], values: list[float], label: str, **style: Any) -> None:

@@ -148,7 +148,7 @@ def _fits(recipe: Recipe, task: Task, world: World) -> bool:
         finally:
             torch.cuda.empty_cache()
         return True
-    free = _free_memory()
+    free = free_memory()
     return free is None or _memory(recipe, task, world) < 0.8 * free
 
 
@@ -190,7 +190,7 @@ class _CountSaved(torch.autograd.graph.saved_tensors_hooks):
         super().__init__(pack, lambda tensor: tensor)
 
 
-def _free_memory() -> int | None:
+def free_memory() -> int | None:
     """Bytes, where the system says it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -10,7 +10,7 @@ class Precision:
     """`auto` takes bfloat16 where the hardware computes in it, and float32 elsewhere."""
 
     def __init__(self, name: str, device: torch.device) -> None:
-        self.name = _choose(device) if name == "auto" else name
+        self.name = choose(device) if name == "auto" else name
         self.device = device.type
         # float16 has few exponents: the loss is scaled up so that small gradients do not vanish.
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.name == "float16")
@@ -28,7 +28,8 @@ class Precision:
             self.scaler.load_state_dict(state)
 
 
-def _choose(device: torch.device) -> str:
+def choose(device: torch.device) -> str:
+    """What `auto` means on this device."""
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
     if device.type == "cpu" and torch.cpu._is_amx_tile_supported():

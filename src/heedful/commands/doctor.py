@@ -1,0 +1,66 @@
+"""`heedful doctor`: what this machine has, and what will be used of it."""
+
+import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+OPTIONAL = {"matplotlib": "pictures", "tensorboard": "curves in TensorBoard", "transformers": "parity tests only"}
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Say what this machine has (cores, memory, GPU, packages) and what Heedful will use.
+
+    Examples:
+
+      heedful doctor
+    """
+    found = examine()
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for name, value in found.items():
+        print(f"{name + ':':<16}{value}")
+
+
+def examine() -> dict[str, Any]:
+    import torch
+
+    from heedful import __version__
+    from heedful.data.prepare import default_cache
+    from heedful.training.plan import free_memory
+    from heedful.training.precision import choose
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    free = free_memory()
+    return {
+        "heedful": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "processor": _processor(),
+        "cores": f"{os.cpu_count()}, of which torch uses {torch.get_num_threads()}",
+        "memory free": f"{free / 2**30:.1f} GiB" if free else "unknown",
+        "GPU": ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) or "none",
+        "trains on": f"{device}, in {choose(torch.device(device))}",
+        "cache": str(default_cache()),
+        **{f"{package}": _version(package, use) for package, use in OPTIONAL.items()},
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _version(package: str, use: str) -> str:
+    try:
+        return f"{metadata.version(package)} ({use})"
+    except metadata.PackageNotFoundError:
+        return f"not installed ({use})"

@@ -1,0 +1,115 @@
+"""`heedful plot`: pictures where people would rather look than read."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+plot = typer.Typer(name="plot", help="Pictures, as PNG files.", no_args_is_help=True)
+Json = Annotated[bool, typer.Option("--json", help="Print the file's name as JSON.")]
+
+
+@plot.callback()
+def _plot() -> None:
+    pass
+
+
+@plot.command()
+def attention(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    text: Annotated[str, typer.Argument(help="The text to translate.")],
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("attention.png"),
+    kind: Annotated[str, typer.Option(help="cross, encoder or decoder.")] = "cross",
+    head: Annotated[str, typer.Option(help="Only this one, large: LAYER.HEAD, from 0; or `aligner`.")] = "",
+    as_json: Json = False,
+) -> None:
+    """What every layer and head looks at while a text is translated.
+
+    Examples:
+
+      heedful plot attention runs/my-model "The cat sleeps." --out cat.png
+
+      heedful plot attention runs/my-model "The cat sleeps." --head aligner
+    """
+    draw = _plots().draw_attention
+    from heedful.inspection.attention import look
+    from heedful.translator import load
+
+    translator = load(model)
+    only = None
+    if head == "aligner":
+        if translator.aligner is None:
+            raise ValueError(f"{model} has no alignment.json: no head has been chosen to align by")
+        only = (translator.aligner.layer, translator.aligner.head)
+    elif head:
+        layer, _, number = head.partition(".")
+        if not (layer.isdecimal() and number.isdecimal()):
+            raise ValueError(f"head {head!r} is not LAYER.HEAD, such as 0.3, nor `aligner`")
+        only = (int(layer), int(number))
+    _say(draw(look(translator, text), out, kind=kind, only=only), as_json)
+
+
+@plot.command()
+def positions(
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("positions.png"),
+    length: Annotated[int, typer.Option(min=1, help="How many positions.")] = 100,
+    width: Annotated[int, typer.Option(min=4, help="How many dimensions.")] = 128,
+    as_json: Json = False,
+) -> None:
+    """The sinusoidal positions of the paper, as a heat map.
+
+    Examples:
+
+      heedful plot positions --length 60 --width 64
+    """
+    _say(_plots().draw_positions(out, length=length, width=width), as_json)
+
+
+@plot.command()
+def schedule(
+    recipe: Annotated[str, typer.Argument(help="A named recipe or a YAML file.")] = "tiny",
+    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to change.")] = None,
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("schedule.png"),
+    as_json: Json = False,
+) -> None:
+    """The learning rate over the steps of a recipe.
+
+    Examples:
+
+      heedful plot schedule base training.warmup=8000
+    """
+    draw = _plots().draw_schedule
+    from heedful.training.recipe import read_recipe
+
+    _say(draw(read_recipe(recipe, changes or []), out), as_json)
+
+
+@plot.command()
+def training(
+    model: Annotated[Path, typer.Argument(help="A model folder, finished or not.")], as_json: Json = False
+) -> None:
+    """Loss, scores and learning rate of a training: training.png in its folder.
+
+    Examples:
+
+      heedful plot training runs/my-model
+    """
+    draw = _plots().draw_training
+    if not (model / "metrics.jsonl").is_file():
+        raise ValueError(f"{model} has no metrics.jsonl: nothing has been trained there")
+    _say(draw(model), as_json)
+
+
+def _plots():  # type: ignore[no-untyped-def]
+    try:
+        from heedful.inspection import plots
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise ValueError("pictures need matplotlib: pip install 'heedful[plot]'") from None
+    return plots
+
+
+def _say(path: Path, as_json: bool) -> None:
+    print(json.dumps({"picture": str(path)}) if as_json else path)

@@ -1,0 +1,71 @@
+"""What a translation looked at: the weights of every layer and head, with the tokens they belong to."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from heedful.data.padding import pad
+from heedful.model.multihead import CrossAttention, SelfAttention
+from heedful.model.record import recorded
+from heedful.text.tokenizer import BOS, EOS, Tokenizer
+from heedful.translator import Translator
+
+KINDS = ("cross", "encoder", "decoder")
+START, END = "<s>", "</s>"
+
+
+@dataclass(frozen=True)
+class Attention:
+    """`source` ends with </s>. `target` is what is written: its last token is </s>. `read` is what had been read before
+    each of them: it begins with <s>. Weights are layers heads query key:
+
+    encoder   source source     decoder   read read     cross   target source
+    """
+
+    source: list[str]
+    target: list[str]
+    encoder: Tensor
+    decoder: Tensor
+    cross: Tensor
+
+    @property
+    def read(self) -> list[str]:
+        return [START, *self.target[:-1]]
+
+    def of(self, kind: str) -> tuple[Tensor, list[str], list[str]]:
+        """(weights, queries, keys) of a kind of attention."""
+        if kind not in KINDS:
+            raise ValueError(f"attention {kind!r} is not one of {', '.join(KINDS)}")
+        rows = {"cross": self.target, "encoder": self.source, "decoder": self.read}[kind]
+        weights: Tensor = getattr(self, kind)
+        return weights, rows, self.read if kind == "decoder" else self.source
+
+
+@torch.inference_mode()
+def look(translator: Translator, source: str, target: list[int] | None = None) -> Attention:
+    """The attention of the first model while it writes `target` (token ids), or else its own translation."""
+    if target is None:
+        target = translator.translate([source])[0].tokens
+    model = translator.models[0]
+    tokens = translator.source.encode([source.strip()])[0]
+    reading, _ = pad([tokens], last=EOS)
+    writing, _ = pad([target], first=BOS)
+    with recorded(model, SelfAttention) as selves, recorded(model, CrossAttention) as crosses:
+        model(reading.to(translator.device), writing.to(translator.device))
+    own = {side: [one for one in selves if one.name.startswith(side)] for side in ("encoder", "decoder")}
+    return Attention(
+        source=[*_shown(translator.source, tokens), END],
+        target=[*_shown(translator.target, target), END],
+        encoder=torch.stack([one.weights()[0] for one in own["encoder"]]).float().cpu(),
+        decoder=torch.stack([one.weights()[0] for one in own["decoder"]]).float().cpu(),
+        cross=torch.stack([one.weights()[0] for one in crosses]).float().cpu(),
+    )
+
+
+def _shown(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
+    """Each token as its text; a space before it shows as ▁."""
+    return [
+        text.replace(" ", "▁") or tokenizer.token(token)
+        for token, text in zip(tokens, tokenizer.decode([[t] for t in tokens]), strict=True)
+    ]

@@ -1,0 +1,111 @@
+"""`heedful plot`, `recipes`, `recipe show`, `doctor` and `corpus`, run in this process."""
+
+import json
+import sys
+
+import pytest
+import yaml
+
+from heedful.commands.main import main
+from heedful.data.prepare import Inputs
+from heedful.inspection.attention import look
+from heedful.training.recipe import read_recipe, recipes
+from heedful.training.run import train
+from heedful.translator import load
+from tests.commands.in_process import refused
+from tests.corpora import SMALL, pairs
+
+PNG = b"\x89PNG"
+
+
+def run(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert not caught.value.code
+    return capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("look")
+    corpus = pairs(place / "p.tsv", 200, change=lambda text: text)
+    train(read_recipe("tiny", [*SMALL, "training.steps=10"]), Inputs((corpus,)), place / "run", cache=place / "cache")
+    return place / "run"
+
+
+def test_recipes_are_listed_and_shown_in_full(monkeypatch, capsys):
+    listed = json.loads(run(monkeypatch, capsys, "recipes", "--json"))
+    assert set(listed) == set(recipes()) and listed["tiny"]["layers"] == "4+4"
+    assert "Translation on a laptop" in run(monkeypatch, capsys, "recipes")
+    shown = yaml.safe_load(run(monkeypatch, capsys, "recipe", "show", "tiny", "training.steps=7"))
+    assert shown["training"]["steps"] == 7 and shown["model"]["encoder"]["layers"] == 4
+    assert json.loads(run(monkeypatch, capsys, "recipe", "show", "tiny", "training.steps=7", "--json")) == shown
+
+
+def test_a_shown_recipe_can_be_used_as_one(monkeypatch, capsys, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(run(monkeypatch, capsys, "recipe", "show", "small"))
+    assert read_recipe(str(file)) == read_recipe("small")
+
+
+def test_an_unknown_recipe(monkeypatch, capsys):
+    assert "unknown recipe 'tinny'; did you mean 'tiny'?" in refused(monkeypatch, capsys, "recipe", "show", "tinny")
+
+
+def test_the_doctor_says_what_there_is(monkeypatch, capsys):
+    found = json.loads(run(monkeypatch, capsys, "doctor", "--json"))
+    assert found["torch"] and found["cores"] and found["trains on"].startswith(("cpu", "cuda"))
+    assert "memory free:" in run(monkeypatch, capsys, "doctor")
+
+
+def test_a_corpus_is_written(monkeypatch, capsys, tmp_path):
+    asked = ["corpus", "mini", "--pair", "en-zh", "--lines", 40, "--out", tmp_path / "c"]
+    assert json.loads(run(monkeypatch, capsys, *asked, "--json"))["train"] == 40
+    assert "train.tsv 40" in run(monkeypatch, capsys, *asked)
+    assert len((tmp_path / "c" / "train.tsv").read_text().splitlines()) == 40
+    said = refused(monkeypatch, capsys, "corpus", "mini", "--pair", "en-xx", "--out", tmp_path / "d")
+    assert "there is no pair 'en-xx'; known: en-de, en-zh" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["positions", "--length", 9, "--width", 8], ["schedule", "base", "training.warmup=10"],
+     ["attention", "MODEL", "a b c"], ["attention", "MODEL", "a b c", "--kind", "encoder", "--head", "0.1"],
+     ["attention", "MODEL", "a 狗 " + "x" * 40, "--kind", "decoder"], ["attention", "MODEL", "", "--head", "aligner"]],
+)  # fmt: skip
+def test_pictures(monkeypatch, capsys, tmp_path, folder, words):
+    words = [folder if word == "MODEL" else word for word in words]
+    path = tmp_path / "new" / "p.png"
+    assert json.loads(run(monkeypatch, capsys, "plot", *words, "--out", path, "--json")) == {"picture": str(path)}
+    assert path.read_bytes().startswith(PNG)
+
+
+def test_the_picture_of_a_training(monkeypatch, capsys, tmp_path, folder):
+    (folder / "training.png").unlink(missing_ok=True)
+    run(monkeypatch, capsys, "plot", "training", folder)
+    assert (folder / "training.png").read_bytes().startswith(PNG)
+    assert "has no metrics.jsonl: nothing has been trained there" in refused(
+        monkeypatch, capsys, "plot", "training", tmp_path
+    )
+
+
+def test_mistakes_about_heads(monkeypatch, capsys, tmp_path, folder):
+    out = ["--out", tmp_path / "p.png"]
+    said = refused(monkeypatch, capsys, "plot", "attention", folder, "a", "--head", "7.0", *out)
+    assert "there is no head 7.0; layers are 0 to" in said
+    said = refused(monkeypatch, capsys, "plot", "attention", folder, "a", "--head", "first", *out)
+    assert "head 'first' is not LAYER.HEAD, such as 0.3, nor `aligner`" in said
+    said = refused(monkeypatch, capsys, "plot", "attention", folder, "a", "--kind", "both", *out)
+    assert "attention 'both' is not one of cross, encoder, decoder" in said
+    assert not (tmp_path / "p.png").exists()
+
+
+def test_weights_belong_to_their_tokens(folder):
+    seen = look(load(folder), "a b c")
+    assert seen.source[-1] == "</s>" and seen.read[0] == "<s>" and len(seen.read) == len(seen.target)
+    for kind in ("cross", "encoder", "decoder"):
+        weights, queries, keys = seen.of(kind)
+        assert weights.shape[2:] == (len(queries), len(keys))
+        assert weights.sum(-1).allclose(weights.new_ones(()), atol=1e-5)
+    assert not seen.decoder.triu(1).any()
