@@ -1,9 +1,13 @@
 """Logits -> loss, as a sum over tokens and their number: divided once, however the tokens were dealt out."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+HELD = 4_000_000  # scores held at a time: few enough for the cache, enough for fast products
 
 
 @dataclass(frozen=True)
@@ -23,3 +27,72 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, smoothing: float = 0.0) ->
     """
     total = F.cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=smoothing)
     return Loss(total, targets.numel())
+
+
+def vocabulary_cross_entropy(
+    states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, smoothing: float = 0.0
+) -> Loss:
+    """The same from the states before the last linear map, logits = W h + b, without ever holding all logits: they are
+    made, turned into probabilities and then into gradients a few rows at a time, while these are in the cache.
+
+    states: tokens width; weight: vocab width
+    """
+    in_chunks = states.device.type == "cpu" and torch.is_grad_enabled()
+    if not in_chunks or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+        return cross_entropy(F.linear(states, weight, bias), targets, smoothing=smoothing)
+    total: Tensor = _VocabularyCrossEntropy.apply(states, weight, bias, targets, smoothing)
+    return Loss(total, targets.numel())
+
+
+class _VocabularyCrossEntropy(torch.autograd.Function):
+    """With p = softmax(W h + b), target t and smoothing e over V words:
+
+        loss  = lse(W h + b) - (1 - e) (W h + b)_t - e/V sum_j (W h + b)_j
+        dloss/dlogits = p - (1 - e) onehot(t) - e/V
+
+    The last term is the same for all words, so it needs no pass over the vocabulary: its share of a sum over words is a
+    product with the sum of W's rows.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
+    ) -> Tensor:
+        even, vocab = smoothing / len(weight), len(weight)
+        states = states.detach()
+        summed = weight.sum(0)
+        d_states, d_weight = torch.empty_like(states), torch.zeros_like(weight)
+        d_bias = None if bias is None else torch.zeros_like(bias)
+        loss = states.new_zeros((), dtype=torch.float64)
+        rows = min(len(states), max(128, HELD // vocab))
+        scores = states.new_empty(rows, vocab)
+        for start in range(0, len(states), max(1, rows)):
+            some, wanted = states[start : start + rows], targets[start : start + rows, None]
+            logits = torch.mm(some, weight.T, out=scores[: len(some)])
+            if bias is not None:
+                logits += bias
+            told = logits.gather(1, wanted).sum(dtype=torch.float64)
+            highest = logits.amax(1)
+            p = torch.softmax(logits, dim=1, out=logits)
+            loss += highest.sum(dtype=torch.float64) - p.amax(1).log().sum(dtype=torch.float64) - (1 - smoothing) * told
+            p.scatter_add_(1, wanted, p.new_full(wanted.shape, smoothing - 1))
+            torch.mm(p, weight, out=d_states[start : start + rows])
+            d_weight.addmm_(p.T, some)
+            if d_bias is not None:
+                d_bias += p.sum(0)
+        if smoothing:
+            every = states.sum(0)
+            loss -= even * (
+                every.double() @ summed.double() + (0 if bias is None else len(states) * bias.double().sum())
+            )
+            d_states -= even * summed
+            d_weight -= even * every
+            if d_bias is not None:
+                d_bias -= even * len(states)
+        ctx.save_for_backward(d_states, d_weight, *([] if d_bias is None else [d_bias]))
+        return loss.to(states.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        found = [saved * grads[0] for saved in ctx.saved_tensors]
+        return found[0], found[1], found[2] if len(found) == 3 else None, None, None

@@ -351,7 +351,7 @@ def test_a_batch_that_does_not_fit_is_dealt_out(corpus, tmp_path, monkeypatch):
     from heedful.checkpoint import read_config
     from heedful.training import plan
 
-    monkeypatch.setattr(plan, "_free_memory", lambda: 12 * 2**20)
+    monkeypatch.setattr(plan, "free_memory", lambda: 12 * 2**20)
     run(corpus, tmp_path / "run", "training.batch_tokens=auto", "training.steps=3")
     assert read_config(tmp_path / "run")["training"]["accumulate"] > 1
 
@@ -359,7 +359,7 @@ def test_a_batch_that_does_not_fit_is_dealt_out(corpus, tmp_path, monkeypatch):
 def test_a_model_too_large_for_the_memory_is_told_so(corpus, tmp_path, monkeypatch):
     from heedful.training import plan
 
-    monkeypatch.setattr(plan, "_free_memory", lambda: 1000)
+    monkeypatch.setattr(plan, "free_memory", lambda: 1000)
     with pytest.raises(ValueError, match="does not fit the memory even row by row; choose a smaller one"):
         run(corpus, tmp_path / "run", "training.batch_tokens=auto")
 

@@ -90,5 +90,9 @@ class DecoderOnly(nn.Module):
         """States of any leading shape -> a score for each word."""
         return self.head(states, self.embedding)
 
+    def last_linear(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(h, W, b) such that logits = W h + b."""
+        return self.head.linear(states, self.embedding)
+
     def new_cache(self, length: int) -> Cache:
         return self.decoder.new_cache(length)

@@ -126,6 +126,10 @@ class EncoderDecoder(nn.Module):
         """States of any leading shape -> a score for each word."""
         return self.head(states, self.target_table)
 
+    def last_linear(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(h, W, b) such that logits = W h + b."""
+        return self.head.linear(states, self.target_table)
+
     def narrowed(self, words: Tensor) -> Callable[[Tensor], Tensor]:
         """The same for these words only."""
         return self.head.narrowed(self.target_table, words)

@@ -9,6 +9,7 @@ from pydantic import field_validator
 from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
+from heedful.model.dropout import Dropout
 from heedful.model.linear import FusedLinear, linear_parameters
 from heedful.model.mask import Mask
 
@@ -71,7 +72,7 @@ class FeedForward(nn.Module):
         self.kernel = config.kernel
         parts = (config.hidden, config.hidden) if self.gated else (config.hidden,)
         self.input = FusedLinear(width * config.kernel, parts, bias=config.bias)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.output = nn.Linear(config.hidden * config.kernel, width, bias=config.bias)
 
     def forward(self, x: Tensor, *, mask: Mask) -> Tensor:

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
+from heedful.model.dropout import Dropout
 from heedful.model.embedding import Embedding
 from heedful.model.feedforward import FUNCTIONS
 from heedful.model.linear import linear_parameters
@@ -50,6 +51,10 @@ class Vocabulary(nn.Module):
     def forward(self, states: Tensor, table: Embedding) -> Tensor:
         logits = (self.table or table).project(self._lowered(states))
         return logits if self.bias is None else logits + self.bias
+
+    def linear(self, states: Tensor, table: Embedding) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(h, W, b) such that the scores are W h + b: for a loss that wants to compute them in its own way."""
+        return self._lowered(states), (self.table or table).weight, self.bias
 
     def narrowed(self, table: Embedding, words: Tensor) -> Callable[[Tensor], Tensor]:
         """A head for these words only; it copies their rows once."""
@@ -128,7 +133,7 @@ class Sequence(nn.Module):
     def __init__(self, config: SequenceConfig, width: int) -> None:
         super().__init__()
         self.pooler = Pooler(width)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.output = nn.Linear(width, config.classes)
 
     def forward(self, states: Tensor) -> Tensor:
@@ -154,7 +159,7 @@ class Token(nn.Module):
 
     def __init__(self, config: TokenConfig, width: int) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.output = nn.Linear(width, config.classes)
 
     def forward(self, states: Tensor) -> Tensor:

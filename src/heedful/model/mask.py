@@ -27,8 +27,9 @@ class Mask:
     window: int | None = None
     segments: Tensor | None = None
     prefix: Tensor | None = None
-    # The layers of a stack share one mask: its dense form is made once for all of them.
+    # The layers of a stack share one mask: its dense forms are made once for all of them.
     _dense: dict[tuple[int, int], Tensor | None] = field(default_factory=dict, compare=False, repr=False)
+    _hiding: dict[tuple[int, int], Tensor | None] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.prefix is not None and not self.causal:
@@ -46,6 +47,18 @@ class Mask:
         if (query, key) not in self._dense:
             self._dense[query, key] = self._make(query, key, device)
         return self._dense[query, key]
+
+    def hiding(self, query: int, key: int, device: torch.device) -> Tensor | None:
+        """Its dense form, to be added to scores: 0 where a query may look, -inf where not. None where it may look
+        nowhere: there a softmax of what is hidden would not be a number."""
+        if (query, key) not in self._hiding:
+            visible = self.dense(query, key, device)
+            self._hiding[query, key] = None
+            if visible is None:
+                self._hiding[query, key] = torch.zeros(1, 1, 1, 1, device=device)
+            elif bool(visible.any(-1).all()):
+                self._hiding[query, key] = torch.zeros(visible.shape, device=device).masked_fill_(~visible, -torch.inf)
+        return self._hiding[query, key]
 
     def additive(self, query: int, key: int, bias: Tensor) -> Tensor:
         """The bias with -inf where a query may not look."""

@@ -5,6 +5,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from heedful.model.dropout import Dropout
+
 Placement = Literal["post", "pre"]
 
 
@@ -18,11 +20,11 @@ class Residual(nn.Module):
     def __init__(self, norm: nn.Module, *, placement: Placement, dropout: float) -> None:
         super().__init__()
         self.norm = norm
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.placement = placement
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.placement == "pre":
-            return x + self.dropout(sublayer(self.norm(x)))
-        normed: Tensor = self.norm(x + self.dropout(sublayer(x)))
+            return self.dropout.add(x, sublayer(self.norm(x)))
+        normed: Tensor = self.norm(self.dropout.add(x, sublayer(x)))
         return normed

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
 from heedful.model.cache import Cache
+from heedful.model.dropout import Dropout
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.layer import Layer
 from heedful.model.linear import linear_parameters
@@ -116,7 +117,7 @@ class Stack(nn.Module):
             causal=causal,
         )
         self.embedding_norm = config.norm.build(input_width) if config.embedding_norm else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.lift = nn.Linear(input_width, width) if input_width != width else nn.Identity()
         unique = 1 if config.share_layers else config.layers
         self.layers = nn.ModuleList(_build_layer(config, width, cross) for _ in range(unique))

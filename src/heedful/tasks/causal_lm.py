@@ -16,7 +16,7 @@ from heedful.decoding.greedy import greedy
 from heedful.decoding.stepper import DecoderOnlyStepper
 from heedful.model.decoder_only import DecoderOnly
 from heedful.model.models import Model
-from heedful.objectives import Loss, cross_entropy
+from heedful.objectives import Loss, cross_entropy, vocabulary_cross_entropy
 from heedful.tasks import Scores, Task, TaskConfig
 from heedful.text.tokenizer import BOS, EOS
 
@@ -93,7 +93,8 @@ class CausalLm:
     def loss(self, model: Model, batch: TextBatch, *, smoothing: float) -> Loss:
         assert isinstance(model, DecoderOnly)
         states = model.decode(batch.tokens, segments=batch.segments)
-        return cross_entropy(model.logits(states.flatten(0, 1)), batch.wanted.flatten(), smoothing=smoothing)
+        states, weight, bias = model.last_linear(states.flatten(0, 1))
+        return vocabulary_cross_entropy(states, weight, bias, batch.wanted.flatten(), smoothing=smoothing)
 
     @torch.inference_mode()
     def validate(self, model: Model, *, budget: int, samples: int) -> Scores:

@@ -17,7 +17,7 @@ from heedful.decoding.generation import GenerationConfig
 from heedful.evaluation.metrics import quick_score
 from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.model.models import Model
-from heedful.objectives import Loss, cross_entropy
+from heedful.objectives import Loss, cross_entropy, vocabulary_cross_entropy
 from heedful.tasks import Scores, Task, TaskConfig
 from heedful.text.bpe import MergingBpe
 from heedful.text.tokenizer import BOS, EOS
@@ -81,8 +81,9 @@ class Translation:
         assert isinstance(model, EncoderDecoder)
         memory = model.encode(batch.source, valid=batch.source_valid)
         states = model.decode(batch.target, memory)
-        return cross_entropy(
-            model.logits(states[batch.target_valid]), batch.wanted[batch.target_valid], smoothing=smoothing
+        written = states[batch.target_valid]
+        return vocabulary_cross_entropy(
+            *model.last_linear(written), batch.wanted[batch.target_valid], smoothing=smoothing
         )
 
     @torch.inference_mode()

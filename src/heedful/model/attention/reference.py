@@ -1,10 +1,11 @@
 """Scaled dot-product attention, written as its formula. Slow and plain: what the others are measured against."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from heedful.model.attention import Mix, MixConfig
 from heedful.model.cache import KeyValueCache, LayerCache
+from heedful.model.dropout import Dropout
 from heedful.model.mask import Mask
 
 
@@ -19,7 +20,7 @@ class Reference(Mix):
     def __init__(self, scale: float, dropout: float) -> None:
         super().__init__()
         self.scale = scale
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,
