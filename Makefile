@@ -1,8 +1,11 @@
-# `make test` works on a machine with nothing but Python 3.11 and make.
+# `make demo` and `make test` work on a machine with nothing but Python 3.11 and make.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test check fix clean
+.PHONY: demo test check fix clean
+
+demo: .venv/ready
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile

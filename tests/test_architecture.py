@@ -15,7 +15,8 @@ LEVELS = [
     {"translator", "generator"},
     {"tasks"},
     {"training"},
-    {"serving", "inspection"},
+    {"inspection"},
+    {"serving"},
     {"commands"},
     {"__main__"},
 ]

@@ -5,11 +5,12 @@ generator.generate(["Once upon"])[0].text
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from heedful.checkpoint import load_model
 from heedful.data.prepare import load_tokenizers
@@ -23,6 +24,7 @@ from heedful.decoding.stops import Stops, until
 from heedful.model.decoder_only import DecoderOnly
 from heedful.text.tokenizer import BOS, EOS, PAD, Tokenizer
 
+TOP = 5  # of each token's alternatives
 SAMPLED = GenerationConfig(do_sample=True, temperature=0.8, top_p=0.95, max_new_tokens=200)
 
 
@@ -36,6 +38,17 @@ class Continuation:
     stopped: str
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A token just written. `text` is what can be shown of it: nothing yet, while a character or what may become a stop
+    string is incomplete. `top`: the likeliest tokens in its place, with their log-probabilities."""
+
+    text: str
+    token: int
+    log_prob: float
+    top: list[tuple[int, float]]
+
+
 class Generator:
     def __init__(self, model: DecoderOnly, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
@@ -45,6 +58,15 @@ class Generator:
     def generate(self, prompts: Sequence[str], config: GenerationConfig = SAMPLED) -> list[list[Continuation]]:
         """For each prompt as many continuations as `num_return_sequences`, the best first."""
         return [self._one(prompt, config) for prompt in prompts]
+
+    def stream(self, prompt: str, config: GenerationConfig, told: Callable[[int, Piece], bool]) -> list[Continuation]:
+        """Sample, and tell of each piece of text as soon as it is there: (which continuation, piece) -> go on?"""
+        streams = [_Stream(self.tokenizer, config.stop_strings) for _ in range(config.num_return_sequences)]
+
+        def heard(row: int, token: int, log_probs: Tensor) -> bool:
+            return told(row, streams[row].piece(token, log_probs))
+
+        return self._one(prompt, config, heard)
 
     @torch.inference_mode()
     def log_probs(self, text: str) -> list[float]:
@@ -62,7 +84,12 @@ class Generator:
         found = self.log_probs(text)
         return math.exp(-sum(found) / max(1, len(found)))
 
-    def _one(self, prompt: str, config: GenerationConfig) -> list[Continuation]:
+    def _one(
+        self,
+        prompt: str,
+        config: GenerationConfig,
+        told: Callable[[int, int, Tensor], bool] = lambda row, token, log_probs: True,
+    ) -> list[Continuation]:
         tokens = self.tokenizer.encode([prompt])[0] or [BOS]
         new = config.max_new_tokens or 200
         if self.limit is not None:  # the window slides off the start of a prompt that is too long
@@ -75,7 +102,7 @@ class Generator:
         with torch.inference_mode():
             stepper = DecoderOnlyStepper(self.model, row, length=new)
             if config.do_sample:
-                found = sample(stepper, row[:, -1], config, eos=EOS, limits=[new] * copies, rules=rules)
+                found = sample(stepper, row[:, -1], config, eos=EOS, limits=[new] * copies, rules=rules, told=told)
                 found = sorted(found, key=lambda hypothesis: -hypothesis.score)
             elif config.num_beam_groups > 1:
                 found = diverse_search(stepper, row[:, -1], config, eos=EOS, limits=[new], rules=rules)[0]
@@ -88,6 +115,33 @@ class Generator:
         text = until(whole, config.stop_strings)
         stopped = "stop" if text != whole or hypothesis.ended else "length"
         return Continuation(text, hypothesis.score, hypothesis.token_log_probs, stopped)
+
+
+class _Stream:
+    """Text that grows token by token, given out as far as it is certain."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
+        self.tokenizer, self.stop_strings = tokenizer, stop_strings
+        self.tokens: list[int] = []
+        self.shown = 0
+
+    def piece(self, token: int, log_probs: Tensor) -> Piece:
+        ended = token == EOS
+        if not ended:
+            self.tokens.append(token)
+        whole = self.tokenizer.decode([self.tokens])[0]
+        text = until(whole, self.stop_strings)
+        certain = len(text) if ended or text != whole else len(text.rstrip("\ufffd")) - self._may_stop(text)
+        new = text[self.shown : max(self.shown, certain)]
+        self.shown += len(new)
+        values, places = log_probs.topk(min(TOP, len(log_probs)))
+        top = list(zip(places.tolist(), values.tolist(), strict=True))
+        return Piece(new, token, float(log_probs[token]), top)
+
+    def _may_stop(self, text: str) -> int:
+        """How many characters at the end may be the beginning of a stop string."""
+        ends = [n for stop in self.stop_strings for n in range(1, len(stop)) if text.endswith(stop[:n])]
+        return max(ends, default=0)
 
 
 def load(folder: str | Path) -> Generator:

@@ -6,7 +6,7 @@ translator.translate(["Hello."])[0].text
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -108,15 +108,17 @@ class Translator:
         alignment: bool = False,
         history: bool = False,
         replace_unknowns: bool = False,
+        dropped: Callable[[int], bool] = lambda index: False,
     ) -> list[Translation]:
-        """`replace_unknowns`: where the model writes that it does not know the word, the source word it looks at."""
+        """`replace_unknowns`: where the model writes that it does not know the word, the source word it looks at.
+        `dropped`: says of a text, in the middle of the work, that nobody wants it any longer; it comes out as it is."""
         if (alignment or replace_unknowns) and self.aligner is None:
             raise ValueError("this model has no alignment.json: no head has been chosen to align by")
         config = config or GenerationConfig()
         requests = [Request(text) if isinstance(text, str) else text for text in texts]
         pieces, owners = self._split(requests)
         histories: list[History] | None = [[] for _ in pieces] if history else None
-        written = self._write(pieces, config, batch_tokens, histories)
+        written = self._write(pieces, config, batch_tokens, histories, lambda piece: dropped(owners[piece]))
         parts: list[list[int]] = [[] for _ in texts]
         for piece, owner in enumerate(owners):
             parts[owner].append(piece)
@@ -179,7 +181,12 @@ class Translator:
         return each[0] if len(each) == 1 else torch.stack(each).logsumexp(0) - math.log(len(each))
 
     def _write(
-        self, requests: list[Request], config: GenerationConfig, batch_tokens: int, histories: list[History] | None
+        self,
+        requests: list[Request],
+        config: GenerationConfig,
+        batch_tokens: int,
+        histories: list[History] | None,
+        dropped: Callable[[int], bool],
     ) -> list[list[Hypothesis]]:
         rows = self.source.encode([request.text for request in requests])
         found: list[list[Hypothesis]] = [[] for _ in rows]
@@ -196,12 +203,16 @@ class Translator:
             for chosen in cut(np.array(asked), lengths, max(1, batch_tokens // beams)):
                 wanted = [_Wanted(index, rows[index], requests[index]) for index in chosen.tolist()]
                 into = None if histories is None else [histories[index] for index in chosen]
-                for index, hypotheses in zip(chosen, self._search(wanted, now, into), strict=True):
+                for index, hypotheses in zip(chosen, self._search(wanted, now, into, dropped), strict=True):
                     found[index] = hypotheses
         return found
 
     def _search(
-        self, batch: list["_Wanted"], config: GenerationConfig, histories: list[History] | None
+        self,
+        batch: list["_Wanted"],
+        config: GenerationConfig,
+        histories: list[History] | None,
+        dropped: Callable[[int], bool],
     ) -> list[list[Hypothesis]]:
         copies = config.num_return_sequences if config.do_sample else 1
         batch = [wanted for wanted in batch for _ in range(copies)]
@@ -240,7 +251,16 @@ class Translator:
         if config.num_beam_groups > 1:
             return diverse_search(stepper, first, config, eos=EOS, limits=limits, rules=rules)
         if not config.do_sample:
-            return search(stepper, first, config, eos=EOS, limits=limits, rules=rules, histories=histories)
+            return search(
+                stepper,
+                first,
+                config,
+                eos=EOS,
+                limits=limits,
+                rules=rules,
+                histories=histories,
+                dropped=lambda sentence: dropped(batch[sentence].number),
+            )
         names = [wanted.number * copies + place % copies for place, wanted in enumerate(batch)]
         drawn = sample(stepper, first, config, eos=EOS, limits=limits, rules=rules, names=names)
         groups = [drawn[start : start + copies] for start in range(0, len(drawn), copies)]

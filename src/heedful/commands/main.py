@@ -18,6 +18,7 @@ from heedful.commands.generate import generate
 from heedful.commands.params import params
 from heedful.commands.plot import plot
 from heedful.commands.recipes import recipe, recipes
+from heedful.commands.serve import inspect, serve
 from heedful.commands.train import train
 from heedful.commands.translate import translate
 
@@ -35,6 +36,8 @@ app.command()(score)
 app.command()(generate)
 app.add_typer(corpus)
 app.add_typer(data)
+app.command()(serve)
+app.command()(inspect)
 app.command()(params)
 app.add_typer(plot)
 app.command()(recipes)

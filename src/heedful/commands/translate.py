@@ -14,6 +14,7 @@ from heedful.config import parse
 if TYPE_CHECKING:
     from heedful.translator import Request, Translation
 
+FORMATS = ("plain", "nbest", "jsonl", "pharaoh", "words")
 READ_AHEAD = 512  # lines translated together; a person at a terminal is answered line by line
 
 
@@ -22,7 +23,10 @@ def translate(
     source: Annotated[str, typer.Option("--input", "-i", help="File to translate; - = standard input.")] = "-",
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - = standard output.")] = "-",
     form: Annotated[
-        str, typer.Option("--format", help="plain, nbest (Moses), jsonl or pharaoh (alignments).")
+        str,
+        typer.Option(
+            "--format", help="plain, nbest (Moses), jsonl, pharaoh (alignments) or words (each with its source word)."
+        ),
     ] = "plain",
     num_beams: Annotated[int, typer.Option("--num-beams", "--beam-size", "-b", help="1 = greedy.")] = 4,
     num_return_sequences: Annotated[
@@ -79,26 +83,28 @@ def translate(
     from heedful.decoding.generation import GenerationConfig
     from heedful.translator import load
 
-    if form not in ("plain", "nbest", "jsonl", "pharaoh"):
-        raise ValueError(f"format {form!r} is not one of plain, nbest, jsonl, pharaoh")
+    if form not in FORMATS:
+        raise ValueError(f"format {form!r} is not one of {', '.join(FORMATS)}")
     given = {**locals(), "stop_strings": stop_strings or []}
     config = parse(GenerationConfig, {name: given[name] for name in GenerationConfig.model_fields if name in given})
     if mbr and (required or history):
         raise ValueError("--mbr chooses among samples; leave out --required and --history")
     translator = load(*models, quantize=quantize, shortlist=shortlist)
     as_json = form == "jsonl" or source.endswith(".jsonl")
-    extras = {
-        "alignment": form == "pharaoh" or (as_json and alignment),
-        "history": history and as_json,
-        "replace_unknowns": replace_unknowns,
-    }
 
     def answer(entries: list[dict[str, Any]]) -> "list[Translation]":
         requests = [_request(entry, required or [], banned or []) for entry in entries]
         if mbr:
             drawn = config.model_copy(update={"num_return_sequences": mbr})
             return translator.by_consensus(requests, drawn, batch_tokens=batch_tokens)
-        return translator.translate(requests, config, batch_tokens=batch_tokens, **extras)
+        return translator.translate(
+            requests,
+            config,
+            batch_tokens=batch_tokens,
+            alignment=form in ("pharaoh", "words") or (as_json and alignment),
+            history=history and as_json,
+            replace_unknowns=replace_unknowns,
+        )
 
     with _reading(source) as lines, _writing(output) as out, _progress(source) as advance:
         number = 0
@@ -168,6 +174,10 @@ def _shown(number: int, given: dict[str, Any], found: "Translation", form: str) 
     every = [found, *found.alternatives]
     if form == "pharaoh":
         return " ".join(f"{source}-{target}" for source, target in found.alignment or []) + "\n"
+    if form == "words":
+        sources, links = given["text"].split(), {target: source for source, target in found.alignment or []}
+        words = [f"{word}({sources[links[n]]})" if n in links else word for n, word in enumerate(found.text.split())]
+        return " ".join(words) + "\n"
     if form == "jsonl":
         data = {**given, "sentence_id": number, "translation": found.text, "score": round(found.score, 6)}
         if found.alignment is not None:

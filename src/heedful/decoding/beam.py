@@ -8,7 +8,7 @@
 The functions are pure; `search` holds the state and talks to the stepper.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,9 +83,11 @@ def search(
     limits: list[int],
     rules: Rules,
     histories: list[History] | None = None,
+    dropped: Callable[[int], bool] = lambda sentence: False,
 ) -> list[list[Hypothesis]]:
     """The best hypotheses of each sentence, best first. `first`: the token each starts with; `limits`: the most new
-    tokens each may have, the end included; `histories`: one for each sentence, to be filled."""
+    tokens each may have, the end included; `histories`: one for each sentence, to be filled; `dropped`: says of a
+    sentence that nobody wants it any longer."""
     beams = start(len(limits), first.device)
     live = list(range(len(limits)))
     finished: list[list[Hypothesis]] = [[] for _ in limits]
@@ -109,6 +111,7 @@ def search(
             place
             for place, sentence in enumerate(live)
             if not done(finished[sentence], best[place], beams.length, limits[sentence], config)
+            and not dropped(sentence)
         ]
         if len(going) < len(live):
             kept = torch.tensor(going, dtype=torch.long, device=first.device)

@@ -1,5 +1,7 @@
 """Sampling: the next token by chance, from what is likely enough."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -19,8 +21,10 @@ def sample(
     limits: list[int],
     rules: Rules,
     names: list[int] | None = None,
+    told: Callable[[int, int, Tensor], bool] = lambda row, token, log_probs: True,
 ) -> list[Hypothesis]:
-    """One text for each row. Scores are the model's own log-probabilities, whatever was cut away.
+    """One text for each row. Scores are the model's own log-probabilities, whatever was cut away. `told` hears each
+    token as it is drawn (row, token, log-probabilities of all) and says whether to go on.
 
     With a seed, a row's text depends on the seed and its name (its place, unless given) alone, not on its neighbours.
     """
@@ -40,11 +44,12 @@ def sample(
         going = []
         for place, (row, token) in enumerate(zip(live, latest.tolist(), strict=True)):
             log_probs[row].append(float(raw[place, token]))
+            wanted = told(row, token, raw[place])
             ended[row] = token == eos
             if not ended[row]:
                 tokens[row].append(token)
                 stopped = rules.stops is not None and rules.stops(tokens[row])
-                if len(log_probs[row]) < limits[row] and not stopped:
+                if len(log_probs[row]) < limits[row] and wanted and not stopped:
                     going.append(place)
         if len(going) < len(live):
             live = [live[place] for place in going]

@@ -128,7 +128,7 @@ class Die:
     def sentence(self) -> Sentence:
         kind = self.chance.choices(
             ("plain", "question", "because", "reference", "although", "that", "when", "relative"),
-            (40, 8, 9, 12, 6, 10, 6, 9),
+            (36, 8, 8, 18, 6, 10, 6, 8),
         )[0]
         made: Sentence = getattr(self, f"_{kind}")()
         return made if made.has_no_word_twice() else self.sentence()

@@ -1,0 +1,115 @@
+"""`heedful serve` and `heedful inspect`: models behind HTTP, and the same page as a file."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Model folders: translators, or texts.")],
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 lets others in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 = any that is free.")] = 8000,
+    api_keys: Annotated[
+        Path | None, typer.Option(help="A file with API keys, one a line; or HEEDFUL_API_KEYS, with commas.")
+    ] = None,
+    streams: Annotated[int, typer.Option(min=0, help="Batches translated at once; 0 = one for each core.")] = 0,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens translated together.")] = 2048,
+    wait: Annotated[float, typer.Option(min=0, max=1, help="Seconds a request may wait for company.")] = 0.005,
+    queue: Annotated[int, typer.Option(min=1, help="Sentences that may wait; more are sent away with 429.")] = 1024,
+    char_limit: Annotated[int, typer.Option(min=1, help="Characters in one request.")] = 20_000,
+    batch_limit: Annotated[int, typer.Option(min=1, help="Texts in one request.")] = 256,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds in which a request must be answered.")] = 60.0,
+    connections: Annotated[int, typer.Option(min=1, help="Open at a time; more are sent away with 503.")] = 4096,
+    cors: Annotated[list[str] | None, typer.Option(help="A web site that may ask, such as https://me.org.")] = None,
+    quantize: Annotated[str, typer.Option(help="int8: weights in a quarter of the memory, on the CPU.")] = "",
+    access_log: Annotated[bool, typer.Option(help="A line of JSON for each request, without its text.")] = True,
+) -> None:
+    """Answer HTTP and show a page: LibreTranslate's API, OpenAI's for language models, and our own.
+
+    /docs describes all of it, /metrics is for Prometheus. Ctrl-C or SIGTERM finishes what was accepted, then stops.
+
+    Examples:
+
+      heedful serve runs/my-model
+
+      heedful serve runs/en-de runs/de-en --port 5000
+
+      curl -d q=Hello -d source=en -d target=de http://127.0.0.1:8000/translate
+    """
+    try:
+        import uvicorn
+
+        from heedful.serving.server import create_app, log_to_stderr
+    except ModuleNotFoundError as error:
+        raise ValueError(f"serving needs {error.name}: pip install 'heedful[serve]'") from None
+    from heedful.serving.context import Context, Options
+    from heedful.serving.limits import Keys, read_keys
+    from heedful.serving.metrics import Metrics
+    from heedful.serving.models import EngineSettings, Models
+
+    keys = Keys(read_keys(api_keys, os.environ.get("HEEDFUL_API_KEYS")))
+    metrics = Metrics()
+    settings = EngineSettings(streams, batch_tokens, wait, queue, quantize)
+    loaded = Models(models, settings, metrics.watch)
+    options = Options(characters=char_limit, texts=batch_limit, timeout=timeout, cors=tuple(cors or ()))
+    if access_log:
+        log_to_stderr()
+    app = create_app(Context(loaded, keys, metrics, options))
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        limit_concurrency=connections,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=int(timeout) + 1,
+        server_header=False,
+    )
+    socket = config.bind_socket()
+    address, number = socket.getsockname()[:2]
+    print(f"heedful: http://{address}:{number} (page; /docs for the API), Ctrl-C to stop", file=sys.stderr, flush=True)
+    uvicorn.Server(config).run(sockets=[socket])
+
+
+def inspect(
+    model: Annotated[Path, typer.Argument(help="A translator's folder.")],
+    text: Annotated[str, typer.Argument(help="The text to translate.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("inspect.html"),
+    num_beams: Annotated[int, typer.Option("--num-beams", "--beam-size", "-b", min=1, help="Of the search.")] = 4,
+    target_prefix: Annotated[str, typer.Option(help="What the translation must begin with.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print what the page would show, as JSON.")] = False,
+) -> None:
+    """Write what the model does with a text as one HTML file that needs nothing else: tokens, every head, every step.
+
+    Examples:
+
+      heedful inspect runs/my-model "The cat sleeps." --out cat.html
+    """
+    import json
+
+    try:
+        from heedful.serving.own import inspected, told
+        from heedful.serving.page import one_file
+    except ModuleNotFoundError as error:
+        raise ValueError(f"the page needs {error.name}: pip install 'heedful[serve]'") from None
+    from heedful.decoding.generation import GenerationConfig
+    from heedful.files import write_text
+    from heedful.translator import Request, load
+
+    translator = load(model)
+    if not text.strip():
+        raise ValueError("there is no text to look at")
+    config = GenerationConfig(num_beams=num_beams, num_return_sequences=num_beams)
+    has = translator.aligner is not None
+    (found,) = translator.translate([Request(text, target_prefix)], config, alignment=has, history=True)
+    data = {"text": text, "translation": told(translator, found), "inspected": inspected(translator, text, found)}
+    if as_json:
+        print(json.dumps(data, ensure_ascii=False))
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, one_file(data))
+    print(out)

@@ -1,0 +1,111 @@
+"""What every route needs: the models, the limits, and how to wait for an answer."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import UploadFile
+from starlette.requests import ClientDisconnect, Request
+
+from heedful.serving.engine import BusyError, ClosedError, Job, Settings
+from heedful.serving.limits import Keys, RefusedError
+from heedful.serving.metrics import Metrics
+from heedful.serving.models import Models, Translating
+from heedful.translator import Request as Text
+from heedful.translator import Translation
+
+POLL = 0.25  # seconds between looks whether a client is still there
+READING = 15.0  # seconds a client may take to send its request
+
+
+@dataclass(frozen=True)
+class Options:
+    """`characters`: of one request; `texts`: in one request; `timeout`: seconds to answer in."""
+
+    characters: int = 20_000
+    texts: int = 256
+    body: int = 1 << 20
+    timeout: float = 60.0
+    cors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Context:
+    models: Models
+    keys: Keys
+    metrics: Metrics
+    options: Options
+
+    def check_size(self, texts: Sequence[str]) -> None:
+        if len(texts) > self.options.texts:
+            raise RefusedError(400, f"{len(texts)} texts are more than {self.options.texts}; send fewer at a time")
+        size = sum(map(len, texts))
+        if size > self.options.characters:
+            raise RefusedError(400, f"{size} characters are more than {self.options.characters}; send less at a time")
+
+    async def translate(
+        self, request: Request, model: Translating, texts: Sequence[Text], settings: Settings
+    ) -> list[Translation]:
+        """In the order asked. A client that goes away, or waits too long, frees its places."""
+        try:
+            jobs = model.engine.submit(texts, settings)
+        except BusyError:
+            raise RefusedError(429, "Slowdown: too many requests are waiting", {"Retry-After": "1"}) from None
+        except ClosedError:
+            raise RefusedError(503, "the model is being changed; try again", {"Retry-After": "1"}) from None
+        try:
+            return await self._wait(request, jobs)
+        finally:
+            for job in jobs:
+                if not job.future.done():
+                    job.give_up()
+
+    async def _wait(self, request: Request, jobs: Sequence[Job]) -> list[Translation]:
+        futures = [asyncio.wrap_future(job.future) for job in jobs]
+        deadline = asyncio.get_running_loop().time() + self.options.timeout
+        waiting: set[asyncio.Future[Translation]] = set(futures)
+        while waiting:
+            _, waiting = await asyncio.wait(waiting, timeout=POLL)
+            if waiting and await request.is_disconnected():
+                raise ClientDisconnect
+            if waiting and asyncio.get_running_loop().time() > deadline:
+                raise RefusedError(503, "this took too long; send less at a time", {"Retry-After": "5"})
+        return [future.result() for future in futures]
+
+
+async def read_body(request: Request) -> bytes:
+    try:
+        return await asyncio.wait_for(request.body(), READING)
+    except TimeoutError:
+        raise RefusedError(408, "the request did not arrive in time") from None
+
+
+async def read_fields(request: Request) -> dict[str, Any]:
+    """A JSON object, or the fields of a form; a field sent several times is a list."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    body = await read_body(request)
+    if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
+        return await _form(request)
+    try:
+        found = json.loads(body.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise RefusedError(400, "Invalid request: the body is not UTF-8") from None
+    except (json.JSONDecodeError, RecursionError):
+        raise RefusedError(400, "Invalid request: the body is not JSON") from None
+    if not isinstance(found, dict):
+        raise RefusedError(400, "Invalid request: the body is not a JSON object")
+    return found
+
+
+async def _form(request: Request) -> dict[str, Any]:
+    try:
+        form = await request.form(max_files=0, max_fields=1000)
+    except Exception:  # the parser has errors of its own, and of the encoding
+        raise RefusedError(400, "Invalid request: the form cannot be read") from None
+    found: dict[str, Any] = {}
+    for key in form:
+        values = [value for value in form.getlist(key) if not isinstance(value, UploadFile)]
+        found[key] = values if len(values) > 1 else values[0] if values else ""
+    return found

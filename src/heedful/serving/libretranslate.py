@@ -1,0 +1,218 @@
+"""LibreTranslate's API, so that its clients work unchanged."""
+
+import html
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from heedful.decoding.generation import GenerationConfig
+from heedful.serving.context import Context, read_fields
+from heedful.serving.detection import detect
+from heedful.serving.engine import Settings
+from heedful.serving.limits import RefusedError, bearer
+from heedful.serving.models import NAMES, Translating
+from heedful.translator import Request as Text
+from heedful.translator import Translation
+
+MOST_ALTERNATIVES = 8
+TAG = re.compile(r"(<!--.*?-->|<(?:script|style)\b.*?</(?:script|style)>|<[^>]*>)", re.DOTALL | re.IGNORECASE)
+STRING = {"type": "string"}
+ASKED = {
+    "q": {"oneOf": [STRING, {"type": "array", "items": STRING}], "description": "text, or several"},
+    "source": {**STRING, "description": "a language code, or auto"},
+    "target": {**STRING, "description": "a language code"},
+    "format": {**STRING, "enum": ["text", "html"]},
+    "alternatives": {"type": "integer", "minimum": 0, "maximum": MOST_ALTERNATIVES},
+    "api_key": STRING,
+}
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The request is wrong; `error` says how."},
+    403: {"description": "An API key is missing or wrong."},
+    408: {"description": "The request did not arrive in time."},
+    413: {"description": "The request is too large."},
+    429: {"description": "Too many are waiting; see Retry-After."},
+    503: {"description": "Took too long, or the model is being changed; see Retry-After."},
+}
+
+
+def _body(*names: str, required: Sequence[str]) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {name: ASKED[name] for name in names}, "required": list(required)}
+    kinds = ("application/json", "application/x-www-form-urlencoded")
+    return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}}
+
+
+def routes(context: Context) -> APIRouter:
+    router = APIRouter(tags=["LibreTranslate"])
+
+    @router.post(
+        "/translate",
+        responses=REFUSALS,
+        openapi_extra=_body(*ASKED, required=("q", "source", "target")),
+    )
+    async def translate(request: Request) -> dict[str, Any]:
+        """Translate a text or a list of texts."""
+        fields = await read_fields(request)
+        context.keys.check(_text(fields, "api_key", "") or bearer(request.headers))
+        texts, several = _texts(fields)
+        context.check_size(texts)
+        target, form = _text(fields, "target"), _text(fields, "format", "text")
+        if form not in ("text", "html"):
+            raise RefusedError(400, f"{form} is not a supported format; use text or html")
+        count = _count(fields)
+        guesses = _guesses(context, texts, _text(fields, "source"))
+        found = await _translate(context, request, texts, [code for code, _ in guesses], target, form, count)
+        answer: dict[str, Any] = {"translatedText": [best for best, _ in found]}
+        if fields.get("source") == "auto":
+            answer["detectedLanguage"] = [{"confidence": sure, "language": code} for code, sure in guesses]
+        if count:
+            answer["alternatives"] = [others for _, others in found]
+        return answer if several else {name: values[0] for name, values in answer.items()}
+
+    @router.post("/detect", responses=REFUSALS, openapi_extra=_body("q", "api_key", required=("q",)))
+    async def guess(request: Request) -> list[dict[str, Any]]:
+        """Which of the source languages a text is in."""
+        fields = await read_fields(request)
+        context.keys.check(_text(fields, "api_key", "") or bearer(request.headers))
+        texts, _ = _texts(fields)
+        context.check_size(texts)
+        code, sure = detect(" ".join(texts), context.models.sources())
+        return [{"confidence": sure, "language": code}]
+
+    @router.get("/languages")
+    async def languages() -> list[dict[str, Any]]:
+        """The languages, and what each can be translated into."""
+        return context.models.languages()
+
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @router.get("/frontend/settings")
+    async def settings() -> dict[str, Any]:
+        """What LibreTranslate's clients ask about a server."""
+        model = context.models.translating[0] if context.models.translating else None
+        codes = (model.source, model.target) if model else ("", "")
+        language = {
+            side: {"code": code, "name": NAMES.get(code, code)}
+            for side, code in zip(("source", "target"), codes, strict=True)
+        }
+        return {
+            "charLimit": context.options.characters,
+            "frontendTimeout": 500,
+            "apiKeys": context.keys.required,
+            "keyRequired": context.keys.required,
+            "suggestions": False,
+            "filesTranslation": False,
+            "supportedFilesFormat": [],
+            "language": language,
+        }
+
+    return router
+
+
+async def _translate(
+    context: Context, request: Request, texts: list[str], sources: list[str], target: str, form: str, count: int
+) -> list[tuple[str, list[str]]]:
+    """(best, alternatives) of each. Texts of one language go to the engine together, lines and tags taken apart."""
+    config = GenerationConfig(num_beams=max(4, count + 1), num_return_sequences=count + 1)
+    found: list[tuple[str, list[str]]] = [("", [])] * len(texts)
+    for source in dict.fromkeys(sources):
+        model = _model(context, source, target)
+        places = [place for place, code in enumerate(sources) if code == source]
+        if model is None:  # from a language into itself
+            for place in places:
+                found[place] = (texts[place], [])
+            continue
+        pieces = [_Pieces(texts[place], form) for place in places]
+        asked = [Text(part) for piece in pieces for part in piece.parts]
+        told = await context.translate(request, model, asked, Settings(config)) if asked else []
+        start = 0
+        for place, piece in zip(places, pieces, strict=True):
+            end = start + len(piece.parts)
+            found[place] = piece.join(told[start:end], count)
+            start = end
+    return found
+
+
+def _model(context: Context, source: str, target: str) -> Translating | None:
+    model = context.models.find(source, target)
+    if model is not None:
+        return model
+    known = {str(language["code"]) for language in context.models.languages()}
+    for code in (source, target):
+        if code not in known and code.partition("-")[0] not in known:
+            raise RefusedError(400, f"{code} is not supported")
+    if source == target:
+        return None
+    raise RefusedError(400, f"{target} is not available as a target language from {source}")
+
+
+class _Pieces:
+    """A text taken apart into lines, and at tags where there are any; spaces and tags stay where they are."""
+
+    def __init__(self, text: str, form: str) -> None:
+        self.html = form == "html"
+        whole = TAG.split(text) if self.html else [text]
+        cut = [piece if self.html and place % 2 else re.split(r"(\r?\n)", piece) for place, piece in enumerate(whole)]
+        flat = [piece for one in cut for piece in ([one] if isinstance(one, str) else one)]
+        self.frame: list[str | tuple[str, int, str]] = []
+        self.parts: list[str] = []
+        for piece in flat:
+            inner = piece.strip()
+            if not inner or (self.html and TAG.fullmatch(piece)):
+                self.frame.append(piece)
+                continue
+            before, after = piece[: piece.index(inner)], piece[piece.index(inner) + len(inner) :]
+            self.frame.append((before, len(self.parts), after))
+            self.parts.append(html.unescape(inner) if self.html else inner)
+
+    def join(self, found: Sequence[Translation], count: int) -> tuple[str, list[str]]:
+        best = self._join([one.text for one in found])
+        if len(self.parts) != 1:  # alternatives of a whole text: one line's at a time would be too many
+            return best, []
+        return best, [self._join([one.text]) for one in found[0].alternatives[:count]]
+
+    def _join(self, texts: Sequence[str]) -> str:
+        made = [html.escape(text, quote=False) if self.html else text for text in texts]
+        return "".join(
+            piece if isinstance(piece, str) else piece[0] + made[piece[1]] + piece[2] for piece in self.frame
+        )
+
+
+def _guesses(context: Context, texts: list[str], source: str) -> list[tuple[str, float]]:
+    if source != "auto":
+        return [(source, 100.0)] * len(texts)
+    return [detect(text, context.models.sources()) for text in texts]
+
+
+def _texts(fields: dict[str, Any]) -> tuple[list[str], bool]:
+    if "q" not in fields:
+        raise RefusedError(400, "Invalid request: missing q parameter")
+    q = fields["q"]
+    texts = q if isinstance(q, list) else [q]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise RefusedError(400, "Invalid request: q is not a text or a list of texts")
+    return [text.encode("utf-8", "replace").decode("utf-8") for text in texts], isinstance(q, list)
+
+
+def _text(fields: dict[str, Any], name: str, default: str | None = None) -> str:
+    value = fields.get(name, default)
+    if value is None:
+        raise RefusedError(400, f"Invalid request: missing {name} parameter")
+    if not isinstance(value, str):
+        raise RefusedError(400, f"Invalid request: {name} is not a text")
+    return value
+
+
+def _count(fields: dict[str, Any]) -> int:
+    value = fields.get("alternatives", 0)
+    try:
+        count = int(value) if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)) else -1
+    except ValueError:
+        count = -1
+    if not 0 <= count <= MOST_ALTERNATIVES:
+        raise RefusedError(400, f"Invalid request: alternatives is not a number from 0 to {MOST_ALTERNATIVES}")
+    return count

@@ -1,0 +1,141 @@
+"""The models that a server offers: loaded, found by language or name, swapped while it runs."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+import heedful
+from heedful.checkpoint import read_config
+from heedful.generator import Generator
+from heedful.serving.engine import Engine, Watch
+from heedful.translator import Translator
+
+# Names of the languages most often met; any other code is its own name.
+NAMES = {
+    "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",
+    "fi": "Finnish", "fr": "French", "he": "Hebrew", "hi": "Hindi", "hu": "Hungarian", "id": "Indonesian",
+    "it": "Italian", "ja": "Japanese", "ko": "Korean", "nl": "Dutch", "no": "Norwegian", "pl": "Polish",
+    "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "sv": "Swedish", "th": "Thai", "tr": "Turkish",
+    "uk": "Ukrainian", "vi": "Vietnamese", "zh": "Chinese",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Translating:
+    """A translator at work. Where the recipe names no languages they are called `src` and `tgt`."""
+
+    name: str
+    folder: Path
+    source: str
+    target: str
+    translator: Translator
+    engine: Engine
+
+
+@dataclass(frozen=True)
+class Writing:
+    """A language model. One text at a time: `lock`."""
+
+    name: str
+    folder: Path
+    generator: Generator
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """`streams` 0: one for each core, and one thread each, on a CPU; one on a GPU."""
+
+    streams: int = 0
+    batch_tokens: int = 2048
+    wait: float = 0.005
+    queue: int = 1024
+    quantize: str = ""
+
+    def count(self) -> int:
+        return self.streams or (1 if torch.cuda.is_available() else max(1, torch.get_num_threads()))
+
+
+class Models:
+    def __init__(self, folders: Sequence[Path], settings: EngineSettings, watch: Callable[[str], Watch]) -> None:
+        self.settings, self._watch = settings, watch
+        self._changing = threading.Lock()
+        self.folders = list(folders)
+        self.all: dict[str, Translating | Writing] = {}
+        names = _names(self.folders)
+        for folder, name in zip(self.folders, names, strict=True):
+            self.all[name] = self._load(folder, name)
+
+    @property
+    def translating(self) -> list[Translating]:
+        return [model for model in self.all.values() if isinstance(model, Translating)]
+
+    @property
+    def writing(self) -> list[Writing]:
+        return [model for model in self.all.values() if isinstance(model, Writing)]
+
+    def sources(self) -> list[str]:
+        return sorted({model.source for model in self.translating})
+
+    def find(self, source: str, target: str) -> Translating | None:
+        """By codes; `pt-BR` will do for `pt`."""
+        for model in self.translating:
+            if _speaks(source, model.source) and _speaks(target, model.target):
+                return model
+        return None
+
+    def languages(self) -> list[dict[str, object]]:
+        codes = sorted({code for model in self.translating for code in (model.source, model.target)})
+        return [
+            {
+                "code": code,
+                "name": NAMES.get(code, code),
+                "targets": sorted({model.target for model in self.translating if model.source == code}),
+            }
+            for code in codes
+        ]
+
+    def reload(self, name: str) -> None:
+        """Load the folder again. Who is being served by the old model is served to the end by it."""
+        with self._changing:
+            old = self.all[name]
+            self.all[name] = self._load(old.folder, name)
+        if isinstance(old, Translating):
+            old.engine.close()
+
+    def close(self) -> None:
+        for model in self.translating:
+            model.engine.close()
+
+    def _load(self, folder: Path, name: str) -> Translating | Writing:
+        found = heedful.load(folder)
+        if isinstance(found, Generator):
+            return Writing(name, folder, found)
+        if self.settings.quantize:
+            from heedful.translator import load
+
+            found = load(folder, quantize=self.settings.quantize)
+        languages = read_config(folder).get("data", {})
+        engine = Engine(
+            found,
+            streams=self.settings.count(),
+            batch_tokens=self.settings.batch_tokens,
+            wait=self.settings.wait,
+            limit=self.settings.queue,
+            watch=self._watch(name),
+        )
+        source, target = languages.get("source_language") or "src", languages.get("target_language") or "tgt"
+        return Translating(name, folder, source, target, found, engine)
+
+
+def _speaks(asked: str, has: str) -> bool:
+    return asked == has or asked.partition("-")[0].lower() == has.lower()
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The folder's own name, or its path where two would be the same."""
+    own = [folder.resolve().name for folder in folders]
+    return [name if own.count(name) == 1 else str(folder) for name, folder in zip(own, folders, strict=True)]

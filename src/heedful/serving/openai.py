@@ -1,0 +1,219 @@
+"""OpenAI's API for language models: models and completions, streamed where asked."""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from heedful.decoding.generation import GenerationConfig
+from heedful.generator import Piece
+from heedful.serving.context import Context
+from heedful.serving.libretranslate import REFUSALS
+from heedful.serving.limits import RefusedError, bearer
+from heedful.serving.models import Writing
+
+MOST_TOKENS = 4096
+Stop = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Completion(BaseModel):
+    """What is not known is ignored, as OpenAI's clients expect. `temperature` 0 takes the likeliest token."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str = ""
+    prompt: str | list[str] = ""
+    max_tokens: int | None = Field(16, ge=1, le=MOST_TOKENS)
+    temperature: float | None = Field(1.0, ge=0, le=10)
+    top_p: float | None = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    min_p: float = Field(0.0, ge=0, lt=1)
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    n: int | None = Field(1, ge=1, le=16)
+    stream: bool | None = False
+    logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool | None = False
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    seed: int | None = Field(None, ge=0, lt=2**31)
+
+    def generation(self) -> GenerationConfig:
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        cold = self.temperature == 0
+        return GenerationConfig(
+            do_sample=True,
+            num_return_sequences=self.n or 1,
+            max_new_tokens=self.max_tokens or 16,
+            temperature=1.0 if cold or self.temperature is None else max(1e-3, self.temperature),
+            top_k=1 if cold else self.top_k,
+            top_p=self.top_p or 1.0,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            stop_strings=stops,
+            seed=self.seed,
+        )
+
+
+def routes(context: Context) -> APIRouter:
+    router = APIRouter(prefix="/v1", tags=["OpenAI"])
+
+    @router.get("/models", responses={403: REFUSALS[403]})
+    async def models(request: Request) -> dict[str, Any]:
+        """The language models."""
+        context.keys.check(bearer(request.headers))
+        return {"object": "list", "data": [_described(model) for model in context.models.writing]}
+
+    @router.get("/models/{name}", responses={403: REFUSALS[403], 404: {"description": "There is no such model."}})
+    async def model(name: str, request: Request) -> dict[str, Any]:
+        """One of them."""
+        context.keys.check(bearer(request.headers))
+        return _described(_find(context, name))
+
+    @router.post("/completions", responses={**REFUSALS, 404: {"description": "There is no such model."}})
+    async def completions(asked: Completion, request: Request) -> Response:
+        """Continue a prompt, or several."""
+        context.keys.check(bearer(request.headers))
+        prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
+        if not prompts:
+            raise RefusedError(400, "prompt is an empty list; send at least one")
+        context.check_size(prompts)
+        writing = _find(context, asked.model)
+        if asked.stream:
+            return StreamingResponse(_streamed(writing, prompts, asked), media_type="text/event-stream")
+        return JSONResponse(await _whole(context, request, writing, prompts, asked))
+
+    return router
+
+
+def _find(context: Context, name: str) -> Writing:
+    models = context.models.writing
+    for model in models:
+        if model.name == name or (not name and len(models) == 1):
+            return model
+    raise RefusedError(404, f"there is no language model {name!r}")
+
+
+def _described(model: Writing) -> dict[str, Any]:
+    created = int(model.folder.stat().st_mtime) if model.folder.exists() else 0
+    return {"id": model.name, "object": "model", "created": created, "owned_by": "heedful"}
+
+
+async def _whole(
+    context: Context, request: Request, writing: Writing, prompts: list[str], asked: Completion
+) -> dict[str, Any]:
+    gone = asyncio.Event()
+    choices: list[dict[str, Any]] = []
+    written = 0
+    for prompt in prompts:
+        pieces: list[list[Piece]] = [[] for _ in range(asked.n or 1)]
+
+        def told(row: int, piece: Piece, pieces: list[list[Piece]] = pieces) -> bool:
+            pieces[row].append(piece)
+            return not gone.is_set()
+
+        work = asyncio.get_running_loop().run_in_executor(None, _write, writing, prompt, asked, told)
+        deadline = asyncio.get_running_loop().time() + context.options.timeout
+        while not (await asyncio.wait([work], timeout=0.25))[0]:
+            if asyncio.get_running_loop().time() > deadline or await request.is_disconnected():
+                gone.set()
+                await asyncio.wait([work])
+                raise RefusedError(503, "this took too long; ask for fewer tokens", {"Retry-After": "5"})
+        await work
+        for row in pieces:
+            written += len(row)
+            choices.append(_choice(writing, len(choices), prompt, row, asked))
+    return {**_frame(writing), "choices": choices, "usage": _usage(writing, prompts, written)}
+
+
+async def _streamed(writing: Writing, prompts: list[str], asked: Completion) -> AsyncIterator[str]:
+    """An event for each piece. When the client goes away, the generator is closed, and the writing ends."""
+    loop, frame = asyncio.get_running_loop(), _frame(writing)
+    gone = asyncio.Event()
+    try:
+        for number, prompt in enumerate(prompts):
+            events: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
+
+            def told(row: int, piece: Piece, events: "asyncio.Queue[Any]" = events) -> bool:
+                loop.call_soon_threadsafe(events.put_nowait, (row, piece))
+                return not gone.is_set()
+
+            work = loop.run_in_executor(None, _write, writing, prompt, asked, told)
+            work.add_done_callback(lambda _, events=events: events.put_nowait(None))  # type: ignore[misc]
+            while (event := await events.get()) is not None:
+                row, piece = event
+                choice = {"index": number * (asked.n or 1) + row, "text": piece.text, "finish_reason": None}
+                choice["logprobs"] = None if asked.logprobs is None else _log_probs(writing, [piece], asked.logprobs)
+                yield _event({**frame, "choices": [choice]})
+            for row, reason in enumerate(await work):
+                last = {"index": number * (asked.n or 1) + row, "text": "", "finish_reason": reason, "logprobs": None}
+                yield _event({**frame, "choices": [last]})
+        yield "data: [DONE]\n\n"
+    finally:
+        gone.set()
+
+
+def _write(writing: Writing, prompt: str, asked: Completion, told: Any) -> list[str]:
+    """Why each continuation ended, in the order of the rows."""
+    reasons = ["length"] * (asked.n or 1)
+    stops = asked.generation().stop_strings
+    texts = [""] * (asked.n or 1)
+
+    def heard(row: int, piece: Piece) -> bool:
+        texts[row] += writing.generator.tokenizer.decode([[piece.token]])[0]
+        if piece.token == 2 or any(stop in texts[row] for stop in stops):
+            reasons[row] = "stop"
+        return bool(told(row, piece))
+
+    with writing.lock:
+        writing.generator.stream(prompt, asked.generation(), heard)
+    return reasons
+
+
+def _choice(writing: Writing, index: int, prompt: str, pieces: list[Piece], asked: Completion) -> dict[str, Any]:
+    text = "".join(piece.text for piece in pieces)
+    stops = asked.generation().stop_strings
+    raw = writing.generator.tokenizer.decode([[piece.token for piece in pieces if piece.token != 2]])[0]
+    ended = any(piece.token == 2 for piece in pieces) or any(stop in raw for stop in stops)
+    if not ended:
+        text = raw  # what was held back, in case it became a stop string, did not
+    return {
+        "index": index,
+        "text": (prompt if asked.echo else "") + text,
+        "finish_reason": "stop" if ended else "length",
+        "logprobs": None if asked.logprobs is None else _log_probs(writing, pieces, asked.logprobs),
+    }
+
+
+def _log_probs(writing: Writing, pieces: list[Piece], count: int) -> dict[str, Any]:
+    name = writing.generator.tokenizer.token
+    offsets, place = [], 0
+    for piece in pieces:
+        offsets.append(place)
+        place += len(piece.text)
+    return {
+        "tokens": [name(piece.token) for piece in pieces],
+        "token_logprobs": [piece.log_prob for piece in pieces],
+        "top_logprobs": [{name(token): value for token, value in piece.top[:count]} for piece in pieces],
+        "text_offset": offsets,
+    }
+
+
+def _frame(writing: Writing) -> dict[str, Any]:
+    created = int(time.time())
+    return {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": created, "model": writing.name}
+
+
+def _usage(writing: Writing, prompts: list[str], written: int) -> dict[str, int]:
+    read = sum(map(len, writing.generator.tokenizer.encode(prompts)))
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def _event(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"

@@ -1,0 +1,260 @@
+"""Heedful's own API: everything a translation can carry, and what the model looked at."""
+
+import math
+from typing import Annotated, Any
+
+import torch
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from heedful.decoding.beam import History
+from heedful.decoding.generation import GenerationConfig
+from heedful.inspection.attention import look
+from heedful.serving.context import Context
+from heedful.serving.engine import Settings
+from heedful.serving.libretranslate import REFUSALS
+from heedful.serving.limits import RefusedError, bearer
+from heedful.serving.models import Translating, Writing
+from heedful.text.tokenizer import EOS, Tokenizer
+from heedful.translator import Request as Text
+from heedful.translator import Translation, Translator
+
+Phrase = Annotated[str, Field(max_length=200)]
+Phrases = Annotated[list[Phrase], Field(max_length=20)]
+NO_MODEL: dict[int | str, dict[str, Any]] = {**REFUSALS, 404: {"description": "There is no such model."}}
+MOST_INSPECTED = 2_000  # characters: weights grow with the square
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Asked(Body):
+    """What to translate, and how. `model`: a name; without one, the first."""
+
+    text: str | list[str]
+    model: str = ""
+    num_beams: int = Field(4, ge=1, le=16)
+    num_return_sequences: int = Field(1, ge=1, le=16)
+    length_penalty: float = Field(1.0, ge=-10, le=10)
+    max_new_tokens: int = Field(0, ge=0, le=1024)
+    target_prefix: str = Field("", max_length=2000)
+    constraints: Phrases = []
+    avoid: Phrases = []
+    alignment: bool = True
+
+    def config(self) -> GenerationConfig:
+        return GenerationConfig(
+            num_beams=max(self.num_beams, self.num_return_sequences),
+            num_return_sequences=self.num_return_sequences,
+            length_penalty=self.length_penalty,
+            max_new_tokens=self.max_new_tokens,
+        )
+
+    def requests(self, texts: list[str]) -> list[Text]:
+        try:
+            return [Text(text, self.target_prefix, self.constraints, self.avoid) for text in texts]
+        except ValueError as error:
+            raise RefusedError(400, str(error)) from None
+
+
+class Inspected(Body):
+    """What to look into. `target_prefix` forces the beginning of the translation; it goes on from there."""
+
+    text: str = Field(max_length=MOST_INSPECTED)
+    model: str = ""
+    num_beams: int = Field(4, ge=1, le=8)
+    target_prefix: str = Field("", max_length=MOST_INSPECTED)
+
+
+class Looked(Body):
+    """For a language model: what would come next, and what it looks at."""
+
+    text: str = Field(max_length=MOST_INSPECTED)
+    model: str = ""
+    top: int = Field(10, ge=1, le=50)
+
+
+class Named(Body):
+    model: str
+
+
+def routes(context: Context) -> APIRouter:
+    router = APIRouter(prefix="/api", tags=["Heedful"])
+
+    @router.get("/models", responses={403: REFUSALS[403]})
+    async def models(request: Request) -> list[dict[str, Any]]:
+        """What is loaded."""
+        context.keys.check(bearer(request.headers))
+        return [_described(model) for model in context.models.all.values()]
+
+    @router.post("/models/reload", responses=NO_MODEL)
+    async def reload(asked: Named, request: Request) -> dict[str, str]:
+        """Load a model's folder again. Needs an API key to be set and sent."""
+        if not context.keys.required:
+            raise RefusedError(403, "reloading needs API keys; start the server with --api-keys")
+        context.keys.check(bearer(request.headers))
+        if asked.model not in context.models.all:
+            raise RefusedError(404, f"there is no model {asked.model!r}")
+        try:
+            await run_in_threadpool(context.models.reload, asked.model)
+        except (ValueError, OSError) as error:
+            raise RefusedError(400, f"the old model stays: {error}") from None
+        return {"reloaded": asked.model}
+
+    @router.post("/translate", responses=NO_MODEL)
+    async def translate(asked: Asked, request: Request) -> dict[str, Any]:
+        """Translate, with scores, alignments, alternatives and constraints."""
+        context.keys.check(bearer(request.headers))
+        texts = [asked.text] if isinstance(asked.text, str) else asked.text
+        context.check_size(texts)
+        model = _translating(context, asked.model)
+        settings = Settings(asked.config(), alignment=asked.alignment and model.translator.aligner is not None)
+        found = await context.translate(request, model, asked.requests(texts), settings) if texts else []
+        return {"model": model.name, "translations": [told(model.translator, one) for one in found]}
+
+    @router.post("/inspect", responses=NO_MODEL)
+    async def inspect(asked: Inspected, request: Request) -> dict[str, Any]:
+        """Tokens, the attention of every layer and head, the candidates of every step, the tree of the beam."""
+        context.keys.check(bearer(request.headers))
+        context.check_size([asked.text])
+        model = _translating(context, asked.model)
+        settings = Settings(GenerationConfig(num_beams=asked.num_beams), history=True)
+        (found,) = await context.translate(request, model, [Text(asked.text, asked.target_prefix)], settings)
+        return await run_in_threadpool(inspected, model.translator, asked.text, found)
+
+    @router.post("/next", responses=NO_MODEL)
+    async def following(asked: Looked, request: Request) -> dict[str, Any]:
+        """What a language model would write next, and what each of its heads looks at."""
+        context.keys.check(bearer(request.headers))
+        writing = _writing(context, asked.model)
+        return await run_in_threadpool(_next, writing, asked.text, asked.top)
+
+    return router
+
+
+def _described(model: Translating | Writing) -> dict[str, Any]:
+    if isinstance(model, Writing):
+        return {"name": model.name, "kind": "language model"}
+    return {
+        "name": model.name,
+        "kind": "translator",
+        "source": model.source,
+        "target": model.target,
+        "layers": len(model.translator.models[0].decoder.layers),
+        "heads": model.translator.models[0].config.decoder.attention.heads,
+        "waiting": model.engine.waiting,
+    }
+
+
+def _translating(context: Context, name: str) -> Translating:
+    for model in context.models.translating:
+        if not name or model.name == name:
+            return model
+    raise RefusedError(404, f"there is no translator {name!r}" if name else "no translator is loaded")
+
+
+def _writing(context: Context, name: str) -> Writing:
+    for model in context.models.writing:
+        if not name or model.name == name:
+            return model
+    raise RefusedError(404, f"there is no language model {name!r}" if name else "no language model is loaded")
+
+
+def told(translator: Translator, found: Translation) -> dict[str, Any]:
+    return {
+        "text": found.text,
+        "score": found.score,
+        "tokens": tokens_of(translator.target, found.tokens),
+        "token_log_probs": found.token_log_probs,
+        "words": _confidence(translator.target, found),
+        "alignment": found.alignment,
+        "alternatives": [{"text": one.text, "score": one.score} for one in found.alternatives],
+        "warnings": found.warnings,
+    }
+
+
+def _confidence(tokenizer: Tokenizer, found: Translation) -> list[dict[str, Any]]:
+    """Each word with the probability of its least likely token: a chain is as sure as its weakest link."""
+    words: list[dict[str, Any]] = []
+    for token, log_prob in zip(found.tokens, found.token_log_probs, strict=False):
+        piece = tokenizer.decode([[token]])[0]
+        if words and not piece[:1].isspace():
+            words[-1]["text"] += piece
+            words[-1]["probability"] = min(words[-1]["probability"], math.exp(log_prob))
+        else:
+            words.append({"text": piece.strip(), "probability": math.exp(log_prob)})
+    return words
+
+
+def tokens_of(tokenizer: Tokenizer, tokens: list[int]) -> list[dict[str, Any]]:
+    texts = tokenizer.decode([[token] for token in tokens])
+    return [{"id": token, "text": text or tokenizer.token(token)} for token, text in zip(tokens, texts, strict=True)]
+
+
+def inspected(translator: Translator, text: str, found: Translation) -> dict[str, Any]:
+    """Everything to be seen of one translation. Weights are rounded to three places; they are what the model used."""
+    seen = look(translator, text, found.tokens)
+    source = translator.source.encode([text.strip()])[0]
+    return {
+        "source": tokens_of(translator.source, source),
+        "target": tokens_of(translator.target, found.tokens),
+        "translation": found.text,
+        "score": found.score,
+        "token_log_probs": found.token_log_probs,
+        "attention": {
+            kind: {"queries": queries, "keys": keys, "weights": _rounded(weights)}
+            for kind in ("encoder", "decoder", "cross")
+            for weights, queries, keys in [seen.of(kind)]
+        },
+        "aligner": None if translator.aligner is None else [translator.aligner.layer, translator.aligner.head],
+        "history": _history(translator.target, found.history or []),
+    }
+
+
+def _history(tokenizer: Tokenizer, history: History) -> list[list[dict[str, Any]]]:
+    return [
+        [
+            {
+                "parent": one.parent,
+                "token": one.token,
+                "text": "</s>" if one.token == EOS else tokenizer.decode([[one.token]])[0],
+                "log_prob": one.log_prob,
+                "score": one.score,
+                "beam": one.beam,
+                "ended": one.ended,
+            }
+            for one in step
+        ]
+        for step in history
+    ]
+
+
+def _rounded(weights: torch.Tensor) -> list[Any]:
+    found: list[Any] = (weights * 1000).round().div(1000).tolist()
+    return [[[[round(value, 3) for value in row] for row in head] for head in layer] for layer in found]
+
+
+@torch.inference_mode()
+def _next(writing: Writing, text: str, top: int) -> dict[str, Any]:
+    from heedful.model.multihead import SelfAttention
+    from heedful.model.record import recorded
+    from heedful.text.tokenizer import BOS
+
+    generator = writing.generator
+    tokens = (generator.tokenizer.encode([text])[0] or [BOS])[-(generator.limit or 1024) :]
+    with recorded(generator.model, SelfAttention) as glances:
+        logits = generator.model(torch.tensor([tokens], device=generator.device))[0, -1].float()
+    values, places = logits.softmax(-1).topk(min(top, len(logits)))
+    weights = torch.stack([glance.weights()[0] for glance in glances]).float().cpu()
+    shown = [one["text"] for one in tokens_of(generator.tokenizer, tokens)]
+    return {
+        "tokens": tokens_of(generator.tokenizer, tokens),
+        "next": [
+            {**one, "probability": value}
+            for one, value in zip(tokens_of(generator.tokenizer, places.tolist()), values.tolist(), strict=True)
+        ],
+        "attention": {"queries": shown, "keys": shown, "weights": _rounded(weights)},
+    }

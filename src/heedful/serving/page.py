@@ -1,0 +1,52 @@
+"""The page: three files of our own, served as they are, or put together into one."""
+
+import json
+from importlib import resources
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+KINDS = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+# Nothing from elsewhere, and no page of others around it.
+SAFE = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
+    "frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def routes() -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+
+    @router.get("/")
+    async def index() -> Response:
+        return _file("page.html")
+
+    @router.get("/page.css")
+    async def style() -> Response:
+        return _file("page.css")
+
+    @router.get("/page.js")
+    async def script() -> Response:
+        return _file("page.js")
+
+    return router
+
+
+def one_file(data: dict[str, Any]) -> str:
+    """The page with everything in it, and with this to show."""
+    safe = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
+    html = _read("page.html")
+    html = html.replace('<link rel="stylesheet" href="page.css">', f"<style>\n{_read('page.css')}</style>")
+    script = f"<script>window.heedfulData = {safe};</script>\n<script>\n{_read('page.js')}</script>"
+    return html.replace('<script src="page.js"></script>', script)
+
+
+def _read(name: str) -> str:
+    return resources.files("heedful.serving").joinpath("static", name).read_text(encoding="utf-8")
+
+
+def _file(name: str) -> Response:
+    return Response(_read(name), media_type=KINDS[name], headers=SAFE)

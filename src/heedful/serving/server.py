@@ -1,0 +1,127 @@
+"""The server: routes, refusals, the access log, and what happens at the end."""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from heedful import __version__
+from heedful.serving import libretranslate, openai, own, page
+from heedful.serving.context import Context
+from heedful.serving.limits import BodyLimit, RefusedError
+
+access = logging.getLogger("heedful.access")
+
+
+def create_app(context: Context) -> FastAPI:
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        context.models.close()
+
+    app = FastAPI(title="Heedful", version=__version__, lifespan=life)
+    context.metrics.follow_queue(lambda: sum(model.engine.waiting for model in context.models.translating))
+    for part in (libretranslate, openai, own):
+        app.include_router(part.routes(context))
+    app.include_router(page.routes())
+
+    @app.get("/metrics", tags=["Heedful"])
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(context.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    app.middleware("http")(_logged(context))
+    app.add_middleware(BodyLimit, limit=context.options.body)
+    if context.options.cors:
+        app.add_middleware(CORSMiddleware, allow_origins=context.options.cors, allow_methods=["*"], allow_headers=["*"])
+    app.exception_handler(RefusedError)(_refused)
+    app.exception_handler(RequestValidationError)(_invalid)
+    app.exception_handler(HTTPException)(_http)
+    app.exception_handler(ClientDisconnect)(_left)
+    app.exception_handler(Exception)(_broken)
+    return app
+
+
+def _logged(context: Context) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
+    async def logged(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        began, status = time.monotonic(), 500
+        with context.metrics.in_flight.track_inprogress():
+            try:
+                response = await answer(request)
+                status = response.status_code
+            finally:
+                route = request.scope.get("route")
+                path = getattr(route, "path", "other")
+                seconds = time.monotonic() - began
+                context.metrics.requests.labels(path, str(status)).inc()
+                context.metrics.latency.labels(path).observe(seconds)
+                access.info(
+                    json.dumps(
+                        {
+                            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                            "client": request.client.host if request.client else None,
+                            "method": request.method,
+                            "path": request.url.path,
+                            "status": status,
+                            "seconds": round(seconds, 4),
+                        }
+                    )
+                )
+        return response
+
+    return logged
+
+
+def log_to_stderr() -> None:
+    """A line of JSON for each request; no text that people sent."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    access.addHandler(handler)
+    access.setLevel(logging.INFO)
+    access.propagate = False
+
+
+def _answer(request: Request, status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    """As the API that was asked writes its errors."""
+    if request.url.path.startswith("/v1/"):
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        error: Any = {"message": message, "type": kind, "param": None, "code": None}
+    else:
+        error = message
+    return JSONResponse({"error": error}, status, headers)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusedError)
+    return _answer(request, error.status, error.message, error.headers)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    return _answer(request, 400, f"Invalid request: {place + ': ' if place else ''}{first['msg']}")
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _answer(request, error.status_code, str(error.detail), dict(error.headers or {}))
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    return _answer(request, 499, "the client went away")
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    logging.getLogger("heedful").error("%s %s", request.url.path, error, exc_info=error)
+    return _answer(request, 500, "something went wrong on the server; its log says what")

@@ -1,0 +1,466 @@
+"use strict";
+// The page of `heedful serve`, and of the file that `heedful inspect` writes: there, `given` holds the data and nothing
+// is asked of a server.
+const given = window.heedfulData || null;
+const $ = (id) => document.getElementById(id);
+const make = (tag, text = "", attributes = {}) => {
+  const element = document.createElement(tag);
+  element.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+};
+const svg = (tag, attributes, text = "") => {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.textContent = text;
+  return element;
+};
+
+const WORDS = {
+  en: {
+    model: "Model", key: "API key", theme: "Light / dark", source: "Text to translate", translation: "Translation",
+    shading: "The darker a word, the surer the model. Point at a word to see where it comes from.",
+    alternatives: "Other ways to say it", prompt: "Prompt", temperature: "Temperature", length: "Tokens", goOn: "Continue",
+    stop: "Stop", nextTokens: "What would come next", kind: "Attention", layer: "Layer", head: "Head", map: "Heat map",
+    lines: "Lines", allHeads: "All heads; choose one", tree: "The beam as a tree", tokens: "Tokens",
+    attention: "Attention", steps: "Steps", positions: "Positions", cross: "target to source", encoder: "source to source",
+    decoder: "target to target", own: "text to text",
+    stepHint: "The likeliest next tokens at each step. Choose one to force it: the model goes on from there.",
+    positionHint: "The waves that tell each position from the others: a row for each token, a column for each dimension.",
+    forced: "Forced", free: "Let it choose freely", looks: "looks at", sourceTokens: "Source", targetTokens: "Target",
+    probability: "probability", step: "step",
+  },
+  zh: {
+    model: "模型", key: "API 密钥", theme: "浅色 / 深色", source: "要翻译的文本", translation: "译文",
+    shading: "颜色越深，模型越有把握。指向一个词，可以看到它来自哪里。",
+    alternatives: "其他译法", prompt: "提示", temperature: "温度", length: "词元数", goOn: "继续写", stop: "停止",
+    nextTokens: "接下来可能是", kind: "注意力", layer: "层", head: "头", map: "热力图", lines: "连线", allHeads: "所有的头，可选择",
+    tree: "束搜索树", tokens: "词元", attention: "注意力", steps: "步骤", positions: "位置", cross: "译文看原文",
+    encoder: "原文看原文", decoder: "译文看译文", own: "文本看文本",
+    stepHint: "每一步最可能的词元。选择一个，模型就从那里继续。",
+    positionHint: "用来区分各个位置的波：每个词元一行，每个维度一列。",
+    forced: "已指定", free: "让模型自由选择", looks: "看着", sourceTokens: "原文", targetTokens: "译文", probability: "概率", step: "步",
+  },
+};
+const state = { language: "en", data: null, translation: null, kind: "cross", layer: 0, head: 0, prefix: "", tab: "tokens", turn: 0, models: [] };
+const say = (name) => WORDS[state.language][name] || name;
+const model = () => state.models.find((one) => one.name === $("model").value);
+const isWriter = () => model() && model().kind === "language model";
+
+async function ask(path, body) {
+  const headers = { "Content-Type": "application/json" };
+  if ($("key").value) headers.Authorization = "Bearer " + $("key").value;
+  const answer = await fetch(path, body === undefined ? { headers } : { method: "POST", headers, body: JSON.stringify(body) });
+  const data = await answer.json();
+  if (!answer.ok) throw new Error(typeof data.error === "string" ? data.error : data.error.message);
+  return data;
+}
+
+function problem(text) {
+  $("problem").textContent = text;
+  $("problem").hidden = !text;
+}
+
+// --- translating
+
+let timer = 0;
+function later() {
+  clearTimeout(timer);
+  timer = setTimeout(() => { state.prefix = ""; translate(); }, 250);
+}
+
+async function translate() {
+  const text = $("source").value, turn = ++state.turn;
+  if (!text.trim()) {
+    state.translation = state.data = null;
+    problem("");
+    showAll();
+    return;
+  }
+  try {
+    const asked = { text, model: $("model").value, num_return_sequences: 4, target_prefix: state.prefix };
+    const answer = await ask("api/translate", asked);
+    if (turn !== state.turn) return;
+    state.translation = answer.translations[0];
+    problem(state.translation.warnings.join("; "));
+    showTranslation();
+    const data = await ask("api/inspect", { text, model: $("model").value, target_prefix: state.prefix });
+    if (turn !== state.turn) return;
+    state.data = data;
+    showInside();
+  } catch (error) {
+    if (turn === state.turn) problem(error.message);
+  }
+}
+
+function showTranslation() {
+  const found = state.translation, target = $("target"), words = $("source-words");
+  target.replaceChildren();
+  words.replaceChildren();
+  $("alternatives").replaceChildren();
+  if (!found) return;
+  const links = found.alignment || [], sources = $("source").value.trim().split(/\s+/);
+  const shown = sources.map((word) => make("span", word));
+  shown.forEach((span) => words.append(span, " "));
+  const written = found.words.map((word) => word);
+  written.forEach((word, place) => {
+    const span = make("span", word.text, { tabindex: 0, title: `${say("probability")} ${word.probability.toFixed(3)}` });
+    span.style.background = `rgba(var(--blue), ${(0.28 * word.probability).toFixed(3)})`;
+    const lit = links.filter(([, to]) => to === place).map(([from]) => shown[from]).filter(Boolean);
+    const light = (on) => () => [span, ...lit].forEach((one) => one.classList.toggle("lit", on));
+    for (const name of ["mouseenter", "focus"]) span.addEventListener(name, light(true));
+    for (const name of ["mouseleave", "blur"]) span.addEventListener(name, light(false));
+    target.append(span, " ");
+  });
+  shown.forEach((word, place) => {
+    const lit = links.filter(([from]) => from === place).map(([, to]) => target.querySelectorAll("span")[to]).filter(Boolean);
+    const light = (on) => () => [word, ...lit].forEach((one) => one.classList.toggle("lit", on));
+    word.addEventListener("mouseenter", light(true));
+    word.addEventListener("mouseleave", light(false));
+  });
+  for (const other of found.alternatives) $("alternatives").append(make("li", other.text));
+}
+
+// --- inside
+
+const TABS = () => (isWriter() ? ["tokens", "attention"] : ["tokens", "attention", "steps", "positions"]);
+
+function showTabs() {
+  $("tabs").replaceChildren();
+  if (!TABS().includes(state.tab)) state.tab = "tokens";
+  for (const name of TABS()) {
+    const tab = make("button", say(name), { role: "tab", id: `tab-${name}`, type: "button", "aria-controls": name, "aria-selected": name === state.tab, tabindex: name === state.tab ? 0 : -1 });
+    tab.addEventListener("click", () => { state.tab = name; showTabs(); showInside(); });
+    tab.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      const all = TABS();
+      state.tab = all[(all.indexOf(name) + step + all.length) % all.length];
+      showTabs();
+      showInside();
+      $(`tab-${state.tab}`).focus();
+    });
+    $("tabs").append(tab);
+  }
+  for (const name of ["tokens", "attention", "steps", "positions"]) {
+    $(name).hidden = name !== state.tab;
+    $(name).setAttribute("aria-labelledby", `tab-${name}`);
+  }
+}
+
+function showInside() {
+  showTabs();
+  if (!state.data) {
+    for (const id of ["tokens", "heads", "lines", "candidates", "tree"]) $(id).replaceChildren();
+    for (const id of ["map", "waves"]) $(id).width = $(id).height = 0;
+    $("cell").textContent = "";
+    return;
+  }
+  ({ tokens: showTokens, attention: showAttention, steps: showSteps, positions: showPositions })[state.tab]();
+}
+
+function showTokens() {
+  $("tokens").replaceChildren();
+  const sides = isWriter() ? [["own", state.data.tokens]] : [["sourceTokens", state.data.source], ["targetTokens", state.data.target]];
+  for (const [name, tokens] of sides) {
+    $("tokens").append(make("div", say(name), { class: "label" }));
+    const row = make("div");
+    tokens.forEach((token, place) => {
+      const box = make("span", visible(token.text), { class: "token" });
+      box.append(make("small", String(token.id)));
+      if (name === "targetTokens") box.title = `${say("probability")} ${Math.exp(state.data.token_log_probs[place]).toFixed(3)}`;
+      row.append(box);
+    });
+    $("tokens").append(row);
+  }
+}
+const visible = (text) => text.replace(/ /g, "▁").replace(/\n/g, "⏎");
+
+function attention() {
+  return isWriter() ? state.data.attention : state.data.attention[state.kind];
+}
+
+function fill(select, values, chosen) {
+  select.replaceChildren(...values.map(([value, text]) => make("option", text, { value })));
+  select.value = String(chosen);
+}
+
+function showAttention() {
+  const kinds = isWriter() ? ["own"] : ["cross", "encoder", "decoder"];
+  if (!kinds.includes(state.kind)) state.kind = kinds[0];
+  const { weights } = attention();
+  state.layer = Math.min(state.layer, weights.length - 1);
+  state.head = Math.min(state.head, weights[0].length - 1);
+  fill($("kind"), kinds.map((kind) => [kind, say(kind)]), state.kind);
+  fill($("layer"), weights.map((_, index) => [index, index]), state.layer);
+  fill($("head"), weights[0].map((_, index) => [index, index]), state.head);
+  drawMap();
+  drawLines();
+  drawHeads();
+}
+
+const colour = (weight) => `rgba(${getComputedStyle(document.documentElement).getPropertyValue("--blue")}, ${weight})`;
+const front = () => getComputedStyle(document.documentElement).getPropertyValue("--front");
+const short = (text) => { const seen = visible(text); return seen.length > 12 ? seen.slice(0, 11) + "…" : seen; };
+
+function drawMap() {
+  const { queries, keys, weights } = attention(), chosen = weights[state.layer][state.head], canvas = $("map");
+  const size = Math.max(6, Math.min(26, Math.floor(1600 / Math.max(queries.length, keys.length)))), labels = size >= 11 ? 92 : 0;
+  const ratio = window.devicePixelRatio || 1, width = labels + size * keys.length, height = labels + size * queries.length;
+  canvas.width = width * ratio;
+  canvas.height = height * ratio;
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const pen = canvas.getContext("2d");
+  pen.scale(ratio, ratio);
+  pen.font = `${Math.min(13, size - 2)}px system-ui, sans-serif`;
+  pen.textBaseline = "middle";
+  chosen.forEach((row, y) => row.forEach((weight, x) => {
+    pen.fillStyle = colour(weight);
+    pen.fillRect(labels + x * size, labels + y * size, size - 1, size - 1);
+  }));
+  if (labels) {
+    pen.fillStyle = front();
+    queries.forEach((token, y) => { pen.textAlign = "right"; pen.fillText(short(token), labels - 4, labels + (y + 0.5) * size); });
+    keys.forEach((token, x) => {
+      pen.save();
+      pen.translate(labels + (x + 0.5) * size, labels - 4);
+      pen.rotate(-Math.PI / 2);
+      pen.textAlign = "left";
+      pen.fillText(short(token), 0, 0);
+      pen.restore();
+    });
+  }
+  canvas.setAttribute("aria-label", `${say(state.kind)}, ${say("layer")} ${state.layer}, ${say("head")} ${state.head}`);
+  canvas.onmousemove = (event) => {
+    const box = canvas.getBoundingClientRect();
+    const x = Math.floor((event.clientX - box.left - labels) / size), y = Math.floor((event.clientY - box.top - labels) / size);
+    const known = chosen[y] !== undefined && chosen[y][x] !== undefined;
+    $("cell").textContent = known ? `${visible(queries[y])} ${say("looks")} ${visible(keys[x])}: ${chosen[y][x].toFixed(3)}` : "";
+  };
+}
+
+function drawLines() {
+  const { queries, keys, weights } = attention(), chosen = weights[state.layer][state.head], step = 22;
+  const height = Math.max(queries.length, keys.length) * step + 10;
+  const picture = svg("svg", { width: 380, height, role: "img", "aria-label": say("lines") });
+  chosen.forEach((row, y) => row.forEach((weight, x) => {
+    if (weight < 0.05) return;
+    picture.append(svg("line", { x1: 130, y1: y * step + 14, x2: 250, y2: x * step + 14, "stroke-width": (3 * weight).toFixed(2), opacity: Math.min(1, weight + 0.1).toFixed(2) }));
+  }));
+  queries.forEach((token, y) => picture.append(svg("text", { x: 124, y: y * step + 18, "text-anchor": "end" }, short(token))));
+  keys.forEach((token, x) => picture.append(svg("text", { x: 256, y: x * step + 18 }, short(token))));
+  $("lines").replaceChildren(picture);
+}
+
+function drawHeads() {
+  const { weights } = attention();
+  const buttons = [];
+  weights.forEach((layer, number) => layer.forEach((head, index) => {
+    const button = make("button", "", { type: "button", "aria-pressed": number === state.layer && index === state.head, "aria-label": `${say("layer")} ${number}, ${say("head")} ${index}` });
+    const canvas = make("canvas", "", { width: head[0].length, height: head.length });
+    const pen = canvas.getContext("2d");
+    head.forEach((row, y) => row.forEach((weight, x) => { pen.fillStyle = colour(weight); pen.fillRect(x, y, 1, 1); }));
+    button.append(canvas, `${number}.${index}`);
+    button.addEventListener("click", () => { state.layer = number; state.head = index; showAttention(); $("heads").children[number * layer.length + index].focus(); });
+    buttons.push(button);
+  }));
+  $("heads").replaceChildren(...buttons);
+}
+
+// --- steps: the beams that lead to the best text, and what else was looked at
+
+function bestPath() {
+  // At each step, the beam whose tokens so far are those of the translation.
+  const ids = state.data.target.map((token) => token.id), path = [];
+  let beam = 0;
+  for (let step = 0; step < state.data.history.length && step < ids.length; step++) {
+    const next = state.data.history[step].find((one) => one.parent === beam && one.token === ids[step] && (one.beam !== null || one.ended));
+    if (!next) break;
+    path.push({ parent: beam, chosen: next });
+    if (next.beam === null) break;
+    beam = next.beam;
+  }
+  return path;
+}
+
+function showSteps() {
+  const path = bestPath(), columns = [], target = state.data.target;
+  if (state.prefix && !given) {
+    const free = make("button", `${say("forced")}: “${state.prefix}”. ${say("free")}`, { type: "button", id: "free" });
+    free.addEventListener("click", () => { state.prefix = ""; translate(); });
+    columns.push(free);
+  }
+  const ending = state.data.history[target.length];
+  const last = path.length === target.length && path.length ? path[path.length - 1].chosen.beam : null;
+  const shown = path.map(({ parent, chosen }, step) => [step, parent, chosen.token]);
+  if (ending && last !== null) shown.push([target.length, last, null]);
+  for (const [step, parent, token] of shown) {
+    const column = make("div", "", { class: "step" });
+    column.append(make("h3", `${say("step")} ${step + 1}`));
+    const candidates = state.data.history[step].filter((one) => one.parent === parent).sort((a, b) => b.log_prob - a.log_prob);
+    for (const one of candidates.slice(0, 8)) {
+      const p = Math.exp(one.log_prob), is = token === null ? one.ended : one.token === token;
+      const button = make("button", "", { type: "button", "aria-current": is, "data-step": step });
+      button.append(make("span", visible(one.text)), make("span", p.toFixed(3)));
+      button.style.setProperty("--p", `${(100 * p).toFixed(1)}%`);
+      button.disabled = Boolean(given) || one.text === "</s>";
+      button.addEventListener("click", () => { state.prefix = (target.slice(0, step).map((t) => t.text).join("") + one.text).trimStart(); translate(); });
+      column.append(button);
+    }
+    columns.push(column);
+  }
+  $("candidates").replaceChildren(...columns);
+  drawTree(path);
+}
+
+function drawTree(path) {
+  const history = state.data.history, wide = 96, high = 24, best = new Set(path.map(({ chosen }) => chosen));
+  const widest = Math.max(1, ...history.map((step) => step.filter((one) => one.beam !== null || one.ended).length));
+  const picture = svg("svg", { width: wide * (history.length + 1), height: high * (widest + 1), role: "img", "aria-label": say("tree") });
+  let places = new Map([[0, 0.5 * high + 6]]);
+  picture.append(svg("text", { x: 4, y: 0.5 * high + 10 }, "<s>"));
+  history.forEach((step, number) => {
+    const next = new Map();
+    step.filter((one) => one.beam !== null || one.ended).forEach((one, row) => {
+      const y = row * high + 0.5 * high + 6, x = (number + 1) * wide;
+      const from = places.get(one.parent);
+      const mark = best.has(one) ? { "stroke-width": 2.5 } : { "stroke-width": 1, class: "dim" };
+      if (from !== undefined) picture.append(svg("path", { d: `M${x - 30} ${from} C${x - 14} ${from} ${x - 18} ${y} ${x - 4} ${y}`, ...mark }));
+      picture.append(svg("text", { x, y: y + 4, class: best.has(one) ? "" : "dim", "font-weight": best.has(one) ? 700 : 400 }, short(one.text).slice(0, 8)));
+      if (one.beam !== null) next.set(one.beam, y);
+    });
+    places = next;
+  });
+  $("tree").replaceChildren(picture);
+}
+
+function showPositions() {
+  const rows = state.data.source.length + 1, columns = 128, size = 7, canvas = $("waves"), pen = canvas.getContext("2d");
+  canvas.width = columns * size;
+  canvas.height = Math.max(rows, 24) * size;
+  for (let position = 0; position < Math.max(rows, 24); position++) {
+    for (let column = 0; column < columns; column++) {
+      const angle = position / Math.pow(10000, (2 * Math.floor(column / 2)) / columns);
+      const wave = column % 2 ? Math.cos(angle) : Math.sin(angle);
+      pen.fillStyle = colour((wave + 1) / 2);
+      pen.fillRect(column * size, position * size, size, size);
+    }
+  }
+  canvas.setAttribute("aria-label", say("positionHint"));
+}
+
+// --- language models
+
+let stopping = null;
+async function goOn() {
+  stopping = new AbortController();
+  $("stop").disabled = false;
+  $("go-on").disabled = true;
+  $("continuation").textContent = $("prompt").value;
+  problem("");
+  try {
+    const headers = { "Content-Type": "application/json" };
+    if ($("key").value) headers.Authorization = "Bearer " + $("key").value;
+    const body = { model: $("model").value, prompt: $("prompt").value, stream: true, max_tokens: Number($("length").value), temperature: Number($("temperature").value) };
+    const answer = await fetch("v1/completions", { method: "POST", headers, body: JSON.stringify(body), signal: stopping.signal });
+    if (!answer.ok) throw new Error((await answer.json()).error.message);
+    const reader = answer.body.getReader(), decoder = new TextDecoder();
+    let held = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) break;
+      held += decoder.decode(value, { stream: true });
+      const events = held.split("\n\n");
+      held = events.pop();
+      for (const event of events) {
+        const data = event.replace(/^data: /, "");
+        if (data !== "[DONE]") $("continuation").textContent += JSON.parse(data).choices[0].text;
+      }
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") problem(error.message);
+  }
+  $("stop").disabled = true;
+  $("go-on").disabled = false;
+}
+
+async function lookAhead() {
+  const turn = ++state.turn;
+  try {
+    const data = await ask("api/next", { text: $("prompt").value, model: $("model").value });
+    if (turn !== state.turn) return;
+    state.data = data;
+    $("next").replaceChildren(...data.next.map((one) => {
+      const line = make("li", `${visible(one.text)}  ${one.probability.toFixed(3)}`);
+      line.style.setProperty("--p", `${(100 * one.probability).toFixed(1)}%`);
+      return line;
+    }));
+    problem("");
+    showInside();
+  } catch (error) {
+    if (turn === state.turn) problem(error.message);
+  }
+}
+
+// --- the frame
+
+function showAll() {
+  document.documentElement.lang = state.language;
+  for (const element of document.querySelectorAll("[data-say]")) element.textContent = say(element.dataset.say);
+  $("language").textContent = state.language === "en" ? "中文" : "English";
+  $("translate").hidden = isWriter();
+  $("write").hidden = !isWriter();
+  showTranslation();
+  showInside();
+}
+
+function choose() {
+  state.data = state.translation = null;
+  state.prefix = "";
+  showAll();
+  if (isWriter()) lookAhead();
+  else if ($("source").value) translate();
+}
+
+async function start() {
+  state.language = (navigator.language || "en").startsWith("zh") ? "zh" : "en";
+  if (given) {
+    state.models = [{ name: "file", kind: "translator" }];
+    fill($("model"), [["file", "file"]], "file");
+    for (const element of document.querySelectorAll(".live")) element.hidden = true;
+    $("source").value = given.text;
+    $("source").readOnly = true;
+    state.data = given.inspected;
+    state.translation = given.translation;
+    if (given.inspected.aligner) [state.layer, state.head] = given.inspected.aligner;
+    state.tab = "attention";
+  } else {
+    try {
+      $("key-field").hidden = !(await ask("frontend/settings")).keyRequired;
+      state.models = await ask("api/models");
+    } catch (error) {
+      problem(error.message);
+    }
+    fill($("model"), state.models.map((one) => [one.name, one.source ? `${one.name} (${one.source} → ${one.target})` : one.name]), state.models.length ? state.models[0].name : "");
+  }
+  showAll();
+  if (isWriter()) lookAhead();
+}
+
+$("source").addEventListener("input", later);
+$("prompt").addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(lookAhead, 300); });
+$("go-on").addEventListener("click", goOn);
+$("stop").addEventListener("click", () => stopping && stopping.abort());
+$("model").addEventListener("change", choose);
+$("key").addEventListener("change", start);
+$("kind").addEventListener("change", (event) => { state.kind = event.target.value; showAttention(); });
+$("layer").addEventListener("change", (event) => { state.layer = Number(event.target.value); showAttention(); });
+$("head").addEventListener("change", (event) => { state.head = Number(event.target.value); showAttention(); });
+$("language").addEventListener("click", () => { state.language = state.language === "en" ? "zh" : "en"; showAll(); });
+$("theme").addEventListener("click", () => {
+  const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  document.documentElement.dataset.theme = dark ? "light" : "dark";
+  showInside();
+});
+start();
