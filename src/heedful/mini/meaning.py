@@ -147,10 +147,13 @@ class Die:
 
     def _reference(self) -> Sentence:
         """The animal did not cross the street because it was too tired, or because it was too wide."""
+        about_it = self.chance.random() < 0.7  # both are `it`: only the adjective tells which is meant
         while True:
             verb = self.chance.choice([verb for verb in verbs if verb.objects and not verb.lasting])
             doer, thing = self._one_of(verb.subjects), self._one_of(verb.objects)
-            if not {"person", "animal"} & thing.tags and not thing.is_mass and doer.pronoun:
+            if {"person", "animal"} & thing.tags or thing.is_mass or not doer.pronoun:
+                continue
+            if about_it == (doer.pronoun == "it"):
                 break
         main = Clause(Phrase(doer, "the"), verb, Phrase(thing, "the"), tense="past", negated=True)
         meant = self.chance.choice([doer, thing])
@@ -187,7 +190,7 @@ class Die:
         if not isinstance(about, Phrase) or about.determiner in POSSESSIVES or clause.recipient:
             return self._relative()
         about_object = about is clause.object
-        if not about_object and not _is_known(about):
+        if clause.time is not None if about_object else not _is_known(about):
             return self._relative()
         found = replace(about, adjective=None, relative=self._about(about.noun))
         return Sentence(replace(clause, object=found) if about_object else replace(clause, subject=found))

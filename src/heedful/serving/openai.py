@@ -14,11 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.stops import until
 from heedful.generator import Piece
 from heedful.serving.context import Context
 from heedful.serving.libretranslate import REFUSALS
 from heedful.serving.limits import RefusedError, bearer
 from heedful.serving.models import Writing
+from heedful.text.tokenizer import EOS
 
 MOST_TOKENS = 4096
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
@@ -125,10 +127,11 @@ async def _whole(
                 gone.set()
                 await asyncio.wait([work])
                 raise RefusedError(503, "this took too long; ask for fewer tokens", {"Retry-After": "5"})
-        await work
-        for row in pieces:
+        for row, (reason, rest) in zip(pieces, await work, strict=True):
             written += len(row)
-            choices.append(_choice(writing, len(choices), prompt, row, asked))
+            text = (prompt if asked.echo else "") + "".join(piece.text for piece in row) + rest
+            told_probs = None if asked.logprobs is None else _log_probs(writing, row, asked.logprobs)
+            choices.append({"index": len(choices), "text": text, "finish_reason": reason, "logprobs": told_probs})
     return {**_frame(writing), "choices": choices, "usage": _usage(writing, prompts, written)}
 
 
@@ -151,44 +154,34 @@ async def _streamed(writing: Writing, prompts: list[str], asked: Completion) -> 
                 choice = {"index": number * (asked.n or 1) + row, "text": piece.text, "finish_reason": None}
                 choice["logprobs"] = None if asked.logprobs is None else _log_probs(writing, [piece], asked.logprobs)
                 yield _event({**frame, "choices": [choice]})
-            for row, reason in enumerate(await work):
-                last = {"index": number * (asked.n or 1) + row, "text": "", "finish_reason": reason, "logprobs": None}
+            for row, (reason, rest) in enumerate(await work):
+                last = {"index": number * (asked.n or 1) + row, "text": rest, "finish_reason": reason, "logprobs": None}
                 yield _event({**frame, "choices": [last]})
         yield "data: [DONE]\n\n"
     finally:
         gone.set()
 
 
-def _write(writing: Writing, prompt: str, asked: Completion, told: Any) -> list[str]:
-    """Why each continuation ended, in the order of the rows."""
-    reasons = ["length"] * (asked.n or 1)
-    stops = asked.generation().stop_strings
-    texts = [""] * (asked.n or 1)
+def _write(writing: Writing, prompt: str, asked: Completion, told: Any) -> list[tuple[str, str]]:
+    """For each continuation why it ended, and what was held back of it in case it became a stop string."""
+    config, count = asked.generation(), asked.n or 1
+    tokens: list[list[int]] = [[] for _ in range(count)]
+    shown = [0] * count
 
     def heard(row: int, piece: Piece) -> bool:
-        texts[row] += writing.generator.tokenizer.decode([[piece.token]])[0]
-        if piece.token == 2 or any(stop in texts[row] for stop in stops):
-            reasons[row] = "stop"
+        tokens[row].append(piece.token)
+        shown[row] += len(piece.text)
         return bool(told(row, piece))
 
     with writing.lock:
-        writing.generator.stream(prompt, asked.generation(), heard)
-    return reasons
-
-
-def _choice(writing: Writing, index: int, prompt: str, pieces: list[Piece], asked: Completion) -> dict[str, Any]:
-    text = "".join(piece.text for piece in pieces)
-    stops = asked.generation().stop_strings
-    raw = writing.generator.tokenizer.decode([[piece.token for piece in pieces if piece.token != 2]])[0]
-    ended = any(piece.token == 2 for piece in pieces) or any(stop in raw for stop in stops)
-    if not ended:
-        text = raw  # what was held back, in case it became a stop string, did not
-    return {
-        "index": index,
-        "text": (prompt if asked.echo else "") + text,
-        "finish_reason": "stop" if ended else "length",
-        "logprobs": None if asked.logprobs is None else _log_probs(writing, pieces, asked.logprobs),
-    }
+        writing.generator.stream(prompt, config, heard)
+    found = []
+    for row, written in zip(shown, tokens, strict=True):
+        whole = writing.generator.tokenizer.decode([written])[0]
+        text = until(whole, config.stop_strings)
+        ended = EOS in written or text != whole
+        found.append(("stop" if ended else "length", text[row:]))
+    return found
 
 
 def _log_probs(writing: Writing, pieces: list[Piece], count: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,11 +14,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from heedful import __version__
 from heedful.serving import libretranslate, openai, own, page
 from heedful.serving.context import Context
 from heedful.serving.limits import BodyLimit, RefusedError
+from heedful.serving.metrics import Metrics
 
 access = logging.getLogger("heedful.access")
 
@@ -40,10 +42,10 @@ def create_app(context: Context) -> FastAPI:
         """For Prometheus."""
         return Response(context.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    app.middleware("http")(_logged(context))
     app.add_middleware(BodyLimit, limit=context.options.body)
     if context.options.cors:
         app.add_middleware(CORSMiddleware, allow_origins=context.options.cors, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(Logged, metrics=context.metrics)
     app.exception_handler(RefusedError)(_refused)
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(HTTPException)(_http)
@@ -52,34 +54,43 @@ def create_app(context: Context) -> FastAPI:
     return app
 
 
-def _logged(context: Context) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
-    async def logged(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        began, status = time.monotonic(), 500
-        with context.metrics.in_flight.track_inprogress():
-            try:
-                response = await answer(request)
-                status = response.status_code
-            finally:
-                route = request.scope.get("route")
-                path = getattr(route, "path", "other")
-                seconds = time.monotonic() - began
-                context.metrics.requests.labels(path, str(status)).inc()
-                context.metrics.latency.labels(path).observe(seconds)
-                access.info(
-                    json.dumps(
-                        {
-                            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                            "client": request.client.host if request.client else None,
-                            "method": request.method,
-                            "path": request.url.path,
-                            "status": status,
-                            "seconds": round(seconds, 4),
-                        }
-                    )
-                )
-        return response
+class Logged:
+    """Counts, times and logs every request."""
 
-    return logged
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, status = time.monotonic(), 500
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            with self.metrics.in_flight.track_inprogress():
+                await self.app(scope, receive, noted)
+        finally:
+            self._note(scope, status, time.monotonic() - began)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        path = getattr(scope.get("route"), "path", "other")
+        self.metrics.requests.labels(path, str(status)).inc()
+        self.metrics.latency.labels(path).observe(seconds)
+        entry = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "client": scope["client"][0] if scope.get("client") else None,
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": status,
+            "seconds": round(seconds, 4),
+        }
+        access.info(json.dumps(entry))
 
 
 def log_to_stderr() -> None:

@@ -1,0 +1,136 @@
+"""Load test of `heedful serve`, on the loopback: many clients at once, every answer compared with the offline model.
+
+    python benchmarks/serving.py runs/my-model --lines test.en
+    python benchmarks/serving.py runs/my-model --lines test.en --clients 1 64 --seconds 5
+
+Each client sends one sentence at a time and waits for the answer. `one at a time` is the same server told to translate
+one request after the other (one stream, batches of one sentence, all threads): what there would be without the engine.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Result:
+    clients: int
+    answers: int
+    wrong: int
+    lost: int
+    rate: float
+    latency: list[float]
+
+    def row(self, name: str) -> str:
+        p50, p95, p99 = (
+            1000 * self.latency[min(len(self.latency) - 1, int(p * len(self.latency)))] for p in (0.5, 0.95, 0.99)
+        )
+        return (
+            f"| {name} | {self.clients} | {self.answers:,} | {self.lost} | {self.wrong} | {self.rate:,.0f} | "
+            f"{p50:,.0f} | {p95:,.0f} | {p99:,.0f} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--lines", type=Path, required=True, help="sentences to send, one a line")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--seconds", type=float, default=8)
+    options = parser.parse_args()
+    lines = [line for line in options.lines.read_text(encoding="utf-8").splitlines() if line.strip()][:500]
+    expected = offline(options.model, lines)
+    print("| server | clients | answers | lost | wrong | sentences/s | p50 ms | p95 ms | p99 ms |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    rates: dict[tuple[str, int], float] = {}
+    for name, flags in (("engine", []), ("one at a time", ["--streams", "1", "--batch-tokens", "1", "--wait", "0"])):
+        with serving(options.model, flags) as port:
+            asyncio.run(load(port, 4, 1.0, lines, expected))  # warm up
+            for clients in options.clients:
+                result = asyncio.run(load(port, clients, options.seconds, lines, expected))
+                rates[name, clients] = result.rate
+                print(result.row(name), flush=True)
+    for clients in options.clients:
+        ratio = rates["engine", clients] / rates["one at a time", clients]
+        print(f"{clients} clients: {ratio:.1f} times as many sentences a second as one at a time")
+
+
+def offline(model: Path, lines: list[str]) -> dict[str, str]:
+    """By a process of its own, with the server's settings."""
+    command = [sys.executable, "-m", "heedful", "translate", str(model), "--num-beams", "4"]
+    done = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, text=True, check=True)
+    return dict(zip(lines, done.stdout.splitlines(), strict=True))
+
+
+class serving:  # noqa: N801
+    def __init__(self, model: Path, flags: list[str]) -> None:
+        self.command = [sys.executable, "-m", "heedful", "serve", str(model), "--port", "0", "--no-access-log", *flags]
+
+    def __enter__(self) -> int:
+        self.process = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr
+        line = self.process.stderr.readline()
+        if "http://" not in line:
+            sys.exit(line + self.process.stderr.read())
+        return int(line.split("http://127.0.0.1:")[1].split()[0])
+
+    def __exit__(self, *problem: object) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+
+
+async def load(port: int, clients: int, seconds: float, lines: list[str], expected: dict[str, str]) -> Result:
+    latency: list[float] = []
+    wrong = lost = 0
+    end = time.monotonic() + seconds
+
+    async def client(number: int) -> None:
+        nonlocal wrong, lost
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            turn = number
+            while time.monotonic() < end:
+                line = lines[turn % len(lines)]
+                turn += clients
+                began = time.monotonic()
+                answer = await ask(reader, writer, line)
+                if answer is None:
+                    lost += 1
+                    return
+                latency.append(time.monotonic() - began)
+                wrong += answer != expected[line]
+        finally:
+            writer.close()
+
+    began = time.monotonic()
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    latency.sort()
+    return Result(clients, len(latency), wrong, lost, len(latency) / (time.monotonic() - began), latency)
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> str | None:
+    """One request over an open connection; None if there is no proper answer."""
+    body = json.dumps({"text": line, "alignment": False}).encode()
+    kind = "Content-Type: application/json"
+    head = f"POST /api/translate HTTP/1.1\r\nHost: x\r\n{kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    try:
+        writer.write(head.encode() + body)
+        await writer.drain()
+        status = (await asyncio.wait_for(reader.readline(), 120)).split()
+        length = 0
+        while (header := await reader.readline()) not in (b"\r\n", b""):
+            if header.lower().startswith(b"content-length:"):
+                length = int(header.split(b":")[1])
+        data = json.loads(await reader.readexactly(length))
+    except (OSError, asyncio.IncompleteReadError, TimeoutError, ValueError):
+        return None
+    return str(data["translations"][0]["text"]) if status[1:2] == [b"200"] else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""A real server on a free port of the loopback, in a thread of this process."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from heedful.data.prepare import Inputs
+from heedful.serving.context import Context, Options
+from heedful.serving.limits import Keys
+from heedful.serving.metrics import Metrics
+from heedful.serving.models import EngineSettings, Models
+from heedful.serving.server import create_app
+from heedful.training.recipe import read_recipe
+from heedful.training.run import train
+from tests.corpora import SMALL, pairs
+
+
+def small_models(folder: Path) -> tuple[Path, Path]:
+    """A translator from letters to letters, and a language model."""
+    corpus = pairs(folder / "p.tsv", 500, change=lambda text: text)
+    changes = [*SMALL, "model.width=32", "training.steps=120", "training.learning_rate=0.005", "data.max_length=40",
+               "training.validate_every=200", "data.source_language=en", "data.target_language=de"]  # fmt: skip
+    train(read_recipe("tiny", changes), Inputs((corpus,)), folder / "en-de", cache=folder / "cache")
+    (folder / "book.txt").write_text("the quick brown fox\n\n" * 100)
+    changes = ["model.width=16", "model.decoder.layers=2", "model.decoder.attention.heads=4", "training.steps=200",
+               "task.context=32", "training.learning_rate=0.01", "training.validate_every=200"]  # fmt: skip
+    inputs = Inputs((folder / "book.txt",), pairs=False)
+    train(read_recipe("char-gpt", changes), inputs, folder / "book", cache=folder / "cache")
+    return folder / "en-de", folder / "book"
+
+
+@contextmanager
+def running(
+    folders: list[Path],
+    *,
+    keys: tuple[str, ...] = (),
+    options: Options | None = None,
+    settings: EngineSettings | None = None,
+) -> Iterator[tuple[str, Context]]:
+    metrics = Metrics()
+    models = Models(folders, settings or EngineSettings(streams=2), metrics.watch)
+    context = Context(models, Keys(keys), metrics, options or Options())
+    config = uvicorn.Config(create_app(context), host="127.0.0.1", port=0, log_level="warning", access_log=False)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert server.started
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", context
+    finally:
+        server.should_exit = True
+        thread.join(20)

@@ -1,0 +1,404 @@
+"""The server, asked by the clients people have, by careless ones and by hostile ones."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+import torch
+from libretranslatepy import LibreTranslateAPI
+from openai import OpenAI
+
+from heedful.inspection.attention import look
+from heedful.serving.context import Options
+from heedful.serving.models import EngineSettings
+from heedful.translator import load
+from tests.serving.running import running, small_models
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return small_models(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def server(folders):
+    with running(list(folders)) as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def offline(folders):
+    return load(folders[0])
+
+
+def translate(server, **fields):
+    return httpx.post(f"{server}/translate", json=fields, timeout=30)
+
+
+ASKED = {"source": "en", "target": "de"}
+
+
+# --- LibreTranslate
+
+
+def test_its_own_client_works_unchanged(server, offline):
+    client = LibreTranslateAPI(f"{server}/")
+    assert client.translate("a b c", "en", "de") == offline.translate(["a b c"])[0].text
+    assert client.languages() == [
+        {"code": "de", "name": "German", "targets": []},
+        {"code": "en", "name": "English", "targets": ["de"]},
+    ]
+    assert client.detect("a b c")[0]["language"] == "en"
+
+
+def test_json_and_forms_and_lists(server, offline):
+    texts = ["a b c", "d e", "", "f"]
+    expected = [one.text for one in offline.translate(texts)]
+    assert translate(server, q=texts, **ASKED).json() == {"translatedText": expected}
+    assert translate(server, q="d e", **ASKED).json() == {"translatedText": expected[1]}
+    sent = httpx.post(f"{server}/translate", data={"q": "d e", **ASKED}, timeout=30)
+    assert sent.json() == {"translatedText": expected[1]}
+    sent = httpx.post(f"{server}/translate", data={"q": ["a b c", "d e"], **ASKED}, timeout=30)
+    assert sent.json() == {"translatedText": expected[:2]}
+
+
+def test_auto_and_alternatives(server):
+    found = translate(server, q=["a b c", "d"], source="auto", target="de", alternatives=3).json()
+    assert [one["language"] for one in found["detectedLanguage"]] == ["en", "en"]
+    assert [len(others) for others in found["alternatives"]] == [3, 3]
+    assert translate(server, q="a", source="en-GB", target="de", alternatives="1").json()["alternatives"]
+
+
+def test_lines_and_tags_stay_where_they_are(server, offline):
+    first, second = (one.text for one in offline.translate(["a b", "c d"]))
+    assert translate(server, q="a b\n\n  c d \r\n", **ASKED).json()["translatedText"] == f"{first}\n\n  {second} \r\n"
+    html = '<p class="x">a b</p><script>if (a<b) c()</script><!-- d --> <b>c d</b>'
+    found = translate(server, q=html, format="html", **ASKED).json()["translatedText"]
+    assert found == html.replace(">a b<", f">{first}<").replace(">c d<", f">{second}<")
+    assert translate(server, q="a &lt; b", format="html", **ASKED).json()["translatedText"].count("<") == 0
+
+
+def test_a_language_into_itself_is_echoed(server):
+    assert translate(server, q="a b", source="de", target="de").json() == {"translatedText": "a b"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "Invalid request: missing q parameter"),
+        ({"q": "a"}, "Invalid request: missing target parameter"),
+        ({"q": "a", "target": "de"}, "Invalid request: missing source parameter"),
+        ({"q": 5, **ASKED}, "Invalid request: q is not a text or a list of texts"),
+        ({"q": [], **ASKED}, "Invalid request: q is not a text or a list of texts"),
+        ({"q": ["a", None], **ASKED}, "Invalid request: q is not a text or a list of texts"),
+        ({"q": "a", "source": "zz", "target": "de"}, "zz is not supported"),
+        ({"q": "a", "source": "de", "target": "en"}, "en is not available as a target language from de"),
+        ({"q": "a", "source": ["en"], "target": "de"}, "Invalid request: source is not a text"),
+        ({"q": "a", "format": "pdf", **ASKED}, "pdf is not a supported format; use text or html"),
+        ({"q": "a", "alternatives": -1, **ASKED}, "Invalid request: alternatives is not a number from 0 to 8"),
+        ({"q": "a", "alternatives": "x", **ASKED}, "Invalid request: alternatives is not a number from 0 to 8"),
+        ({"q": "a" * 20_001, **ASKED}, "20001 characters are more than 20000; send less at a time"),
+        ({"q": ["a"] * 257, **ASKED}, "257 texts are more than 256; send fewer at a time"),
+    ],
+)
+def test_requests_that_are_wrong(server, fields, message):
+    answer = translate(server, **fields)
+    assert (answer.status_code, answer.json()) == (400, {"error": message})
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{", "Invalid request: the body is not JSON"),
+        (b"", "Invalid request: the body is not JSON"),
+        (b"[1]", "Invalid request: the body is not a JSON object"),
+        (b'{"q": "\xff"}', "Invalid request: the body is not UTF-8"),
+        (b"[" * 100_000, "Invalid request: the body is not JSON"),
+    ],
+)
+def test_bodies_that_are_wrong(server, body, message):
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(f"{server}/translate", content=body, headers=headers, timeout=30)
+    assert (answer.status_code, answer.json()) == (400, {"error": message})
+
+
+def test_odd_text_is_translated_all_the_same(server):
+    for text in ("\x00", "a\x00b", "\ud83d", "👩‍👩‍👧", "\u202ea", "</s>", "%s{}"):
+        body = json.dumps({"q": text, **ASKED}).encode()
+        answer = httpx.post(
+            f"{server}/translate", content=body, headers={"Content-Type": "application/json"}, timeout=30
+        )
+        assert answer.status_code == 200, (text, answer.text)
+
+
+def test_large_bodies_are_refused_said_or_not(server):
+    answer = translate(server, q="a" * 10_000_000, **ASKED)
+    assert answer.status_code == 413 and "larger than" in answer.json()["error"]
+
+    def endless():
+        for _ in range(200):
+            yield b"a" * 10_000
+
+    try:
+        answer = httpx.post(f"{server}/translate", content=endless(), timeout=30)
+        assert answer.status_code == 413
+    except httpx.TransportError:
+        pass  # the connection was closed on it, which will do
+    assert httpx.get(f"{server}/health").json() == {"status": "ok"}
+
+
+def test_what_is_not_there(server):
+    answer = httpx.get(f"{server}/nothing")
+    assert (answer.status_code, answer.json()) == (404, {"error": "Not Found"})
+    assert httpx.get(f"{server}/translate").status_code == 405
+
+
+def test_settings_and_metrics(server):
+    assert httpx.get(f"{server}/frontend/settings").json()["language"]["target"] == {"code": "de", "name": "German"}
+    text = httpx.get(f"{server}/metrics").text
+    for name in (
+        "heedful_requests_total",
+        "heedful_request_seconds",
+        "heedful_queue_length",
+        "heedful_batch_sentences",
+    ):
+        assert name in text
+
+
+def test_no_web_site_may_ask_unless_told(server, folders):
+    header = {"Origin": "https://elsewhere.org"}
+    assert "access-control-allow-origin" not in httpx.get(f"{server}/health", headers=header).headers
+    with running([folders[1]], options=Options(cors=("https://elsewhere.org",))) as (url, _):
+        answer = httpx.get(f"{url}/health", headers=header)
+        assert answer.headers["access-control-allow-origin"] == "https://elsewhere.org"
+
+
+# --- many at once
+
+
+def test_answers_are_those_of_the_offline_model_whoever_else_asks(server, offline):
+    texts = [f"{' '.join('abcdefghij'[i % (n + 3)] for i in range(n % 9 + 1))}" for n in range(64)]
+    expected = [one.text for one in offline.translate(texts)]
+    with httpx.Client(timeout=60, limits=httpx.Limits(max_connections=64)) as client:
+        ask = lambda text: client.post(f"{server}/translate", json={"q": text, **ASKED}).json()["translatedText"]  # noqa: E731
+        with ThreadPoolExecutor(32) as pool:
+            assert list(pool.map(ask, texts)) == expected
+
+
+def test_a_full_queue_sends_away_and_says_when_to_come_back(folders):
+    settings = EngineSettings(streams=1, queue=4, wait=1.0, batch_tokens=100_000)
+    with running([folders[0]], settings=settings) as (url, _):
+        answer = translate(url, q=["a"] * 5, **ASKED)
+        assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
+        assert answer.json() == {"error": "Slowdown: too many requests are waiting"}
+        assert translate(url, q=["a"] * 4, **ASKED).status_code == 200
+
+
+def test_what_takes_too_long_is_given_up(folders):
+    with running([folders[0]], options=Options(timeout=0.2), settings=EngineSettings(streams=1, wait=1.0)) as (
+        url,
+        context,
+    ):
+        answer = translate(url, q="a b c", **ASKED)
+        assert answer.status_code == 503 and "took too long" in answer.json()["error"]
+        time.sleep(1.2)
+        assert context.models.translating[0].engine.waiting == 0
+
+
+def test_a_client_that_goes_away_frees_its_place(folders):
+    with running([folders[0]], settings=EngineSettings(streams=1, wait=1.0)) as (url, context):
+        engine = context.models.translating[0].engine
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/translate", json={"q": ["a b c"] * 9, **ASKED}, timeout=0.1)
+        deadline = time.monotonic() + 5
+        while any(not job.gone for job in list(engine._queue)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert all(job.gone for job in list(engine._queue))
+
+
+def test_slow_clients_do_not_stop_others(server):
+    host, port = server.removeprefix("http://").split(":")
+    slow = [socket.create_connection((host, int(port))) for _ in range(100)]
+    try:
+        for one in slow:
+            one.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert translate(server, q="a b", **ASKED).status_code == 200
+    finally:
+        for one in slow:
+            one.close()
+
+
+# --- keys, and models that change
+
+
+def test_keys(folders):
+    with running(list(folders), keys=("first", "secönd")) as (url, _):
+        assert translate(url, q="a", **ASKED).json()["error"].startswith("an API key is required")
+        assert translate(url, q="a", api_key="x", **ASKED).json() == {"error": "this API key is not valid"}
+        assert translate(url, q="a", api_key="x", **ASKED).status_code == 403
+        assert translate(url, q="a", api_key="secönd", **ASKED).status_code == 200
+        bearer = {"Authorization": "Bearer first"}
+        assert httpx.post(f"{url}/translate", json={"q": "a", **ASKED}, headers=bearer).status_code == 200
+        assert httpx.get(f"{url}/v1/models").status_code == 403
+        assert httpx.get(f"{url}/frontend/settings").json()["keyRequired"] is True
+
+
+def test_a_model_is_changed_while_the_server_runs(folders, tmp_path):
+    place = tmp_path / "mine"
+    shutil.copytree(folders[0], place)
+    head = {"Authorization": "Bearer k"}
+    with running([place], keys=("k",)) as (url, _):
+        before = translate(url, q="a b c", api_key="k", **ASKED).json()
+        answer = httpx.post(f"{url}/api/models/reload", json={"model": "mine"}, headers=head, timeout=30)
+        assert answer.json() == {"reloaded": "mine"}
+        assert translate(url, q="a b c", api_key="k", **ASKED).json() == before
+        shutil.rmtree(place)
+        answer = httpx.post(f"{url}/api/models/reload", json={"model": "mine"}, headers=head, timeout=30)
+        assert answer.status_code == 400 and answer.json()["error"].startswith("the old model stays:")
+        assert translate(url, q="a b c", api_key="k", **ASKED).json() == before
+        answer = httpx.post(f"{url}/api/models/reload", json={"model": "other"}, headers=head)
+        assert (answer.status_code, answer.json()) == (404, {"error": "there is no model 'other'"})
+
+
+def test_without_keys_nobody_changes_models(server):
+    answer = httpx.post(f"{server}/api/models/reload", json={"model": "en-de"})
+    assert answer.status_code == 403 and "start the server with --api-keys" in answer.json()["error"]
+
+
+# --- our own API
+
+
+def test_a_translation_carries_all_there_is(server, offline):
+    asked = {"text": ["a b c", "d"], "num_return_sequences": 3, "avoid": ["a"], "constraints": ["j"]}
+    found = httpx.post(f"{server}/api/translate", json=asked, timeout=30).json()
+    first = found["translations"][0]
+    assert "j" in first["text"].split() and "a" not in first["text"].split()
+    assert len(first["alternatives"]) == 2 and len(first["tokens"]) + 1 >= len(first["token_log_probs"]) - 1
+    assert " ".join(word["text"] for word in first["words"]) == first["text"]
+    assert all(0 < word["probability"] <= 1 for word in first["words"])
+    assert len(first["alignment"]) == len(first["text"].split())
+
+
+def test_contradictions_are_refused(server):
+    answer = httpx.post(f"{server}/api/translate", json={"text": "a", "avoid": ["b"], "constraints": ["a b"]})
+    assert (answer.status_code, answer.json()["error"]) == (400, "the phrase 'a b' is required, but 'b' is banned")
+    answer = httpx.post(f"{server}/api/translate", json={"text": "a", "model": "x"})
+    assert (answer.status_code, answer.json()["error"]) == (404, "there is no translator 'x'")
+    answer = httpx.post(f"{server}/api/translate", json={"text": "a", "beams": 3})
+    assert answer.status_code == 400 and "beams: Extra inputs are not permitted" in answer.json()["error"]
+
+
+def test_the_attention_shown_is_what_the_model_used(server, offline):
+    found = httpx.post(f"{server}/api/inspect", json={"text": "a b c"}, timeout=30).json()
+    tokens = [one["id"] for one in found["target"]]
+    assert tokens == offline.translate(["a b c"])[0].tokens
+    seen = look(offline, "a b c", tokens)
+    for kind in ("encoder", "decoder", "cross"):
+        weights, queries, keys = seen.of(kind)
+        shown = found["attention"][kind]
+        assert shown["queries"] == queries and shown["keys"] == keys
+        assert torch.allclose(torch.tensor(shown["weights"]), weights, atol=6e-4)
+
+
+def test_a_forced_word_is_taken_and_gone_on_from(server):
+    found = httpx.post(f"{server}/api/inspect", json={"text": "a b c", "target_prefix": "j"}, timeout=30).json()
+    assert found["translation"].startswith("j") and len(found["history"]) >= len(found["target"])
+
+
+# --- OpenAI
+
+
+@pytest.fixture
+def client(server):
+    return OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
+
+
+def test_models_are_listed(client):
+    assert [model.id for model in client.models.list()] == ["book"]
+    assert client.models.retrieve("book").owned_by == "heedful"
+
+
+def test_completions(client):
+    asked = {"model": "book", "prompt": "the ", "max_tokens": 12, "seed": 3}
+    found = client.completions.create(**asked, n=2, logprobs=3)
+    assert [choice.index for choice in found.choices] == [0, 1] and found.usage.prompt_tokens == 4
+    first = found.choices[0]
+    assert len(first.logprobs.tokens) == 12 and len(first.logprobs.top_logprobs[0]) == 3
+    assert "".join(first.logprobs.tokens) == first.text and first.finish_reason == "length"
+    assert client.completions.create(**asked).choices[0].text == first.text
+    assert client.completions.create(**asked, echo=True).choices[0].text == "the " + first.text
+    cold = [client.completions.create(**{**asked, "seed": seed}, temperature=0).choices[0].text for seed in (1, 2)]
+    assert cold[0] == cold[1]
+    several = client.completions.create(**{**asked, "prompt": ["the ", "a "]})
+    assert len(several.choices) == 2
+
+
+def test_completions_are_streamed(client):
+    asked = {"model": "book", "prompt": "the ", "max_tokens": 20, "seed": 5}
+    whole = client.completions.create(**asked).choices[0]
+    pieces = list(client.completions.create(**asked, stream=True))
+    assert "".join(piece.choices[0].text for piece in pieces) == whole.text
+    assert pieces[-1].choices[0].finish_reason == whole.finish_reason and len(pieces) > 5
+
+
+def test_completions_stop_at_strings(client):
+    asked = {"model": "book", "prompt": "the ", "max_tokens": 30, "seed": 5}
+    whole = client.completions.create(**asked).choices[0].text
+    stop = whole[8:10]
+    found = client.completions.create(**asked, stop=stop).choices[0]
+    assert found.text == whole[: whole.index(stop)] and found.finish_reason == "stop"
+    streamed = client.completions.create(**asked, stop=[stop], stream=True)
+    assert "".join(piece.choices[0].text for piece in streamed) == found.text
+
+
+def test_completions_that_are_wrong(server):
+    answer = httpx.post(f"{server}/v1/completions", json={"model": "other", "prompt": "a"})
+    assert answer.status_code == 404 and answer.json()["error"]["message"] == "there is no language model 'other'"
+    answer = httpx.post(f"{server}/v1/completions", json={"model": "book", "prompt": "a", "max_tokens": 0})
+    assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+    answer = httpx.post(f"{server}/v1/completions", json={"model": "book", "prompt": []})
+    assert answer.json()["error"]["message"] == "prompt is an empty list; send at least one"
+
+
+def test_what_a_language_model_would_write_next(server):
+    found = httpx.post(f"{server}/api/next", json={"text": "the q", "top": 4}).json()
+    assert len(found["next"]) == 4 and len(found["tokens"]) == 5
+    assert torch.tensor(found["attention"]["weights"]).shape[2:] == (5, 5)
+
+
+# --- the process
+
+
+def start(folder, *options):
+    command = [sys.executable, "-m", "heedful", "serve", str(folder), "--port", "0", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=os.environ)
+    line = process.stderr.readline()
+    assert "http://127.0.0.1:" in line, line + process.stderr.read()
+    return process, line.split()[1]
+
+
+def test_it_finishes_what_it_accepted_and_stops(folders):
+    process, url = start(folders[0], "--wait", "0.8", "--no-access-log")
+    try:
+
+        async def ask_and_stop():
+            async with httpx.AsyncClient(timeout=30) as client:
+                asked = asyncio.create_task(client.post(f"{url}/translate", json={"q": "a b c", **ASKED}))
+                await asyncio.sleep(0.3)
+                process.send_signal(signal.SIGTERM)
+                return await asked
+
+        assert asyncio.run(ask_and_stop()).status_code == 200
+        assert process.wait(20) in (0, -signal.SIGTERM)
+    finally:
+        process.kill()
+        process.stderr.close()
