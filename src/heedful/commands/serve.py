@@ -70,6 +70,7 @@ def serve(
         server_header=False,
     )
     socket = config.bind_socket()
+    socket.listen(config.backlog)  # from here on nobody is turned away, though answers take a moment more
     address, number = socket.getsockname()[:2]
     print(f"heedful: http://{address}:{number} (page; /docs for the API), Ctrl-C to stop", file=sys.stderr, flush=True)
     uvicorn.Server(config).run(sockets=[socket])
