@@ -1,5 +1,7 @@
 """Alignments: read off the attention that the model really used, and right where the truth is known."""
 
+import threading
+
 import pytest
 import torch
 
@@ -45,6 +47,22 @@ def test_recording_leaves_no_trace():
     with torch.no_grad():
         model(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 3, dtype=torch.long))
     assert len(seen) == 4
+
+
+def test_what_other_threads_do_is_not_recorded():
+    model = create(vaswani(vocab=31, width=24, hidden=20, heads=3, layers=2, dropout=0.1)).eval()
+    source = torch.zeros(1, 3, dtype=torch.long)
+
+    def elsewhere():
+        with torch.no_grad():
+            model(source, torch.zeros(1, 9, dtype=torch.long))
+
+    with recorded(model, CrossAttention) as seen, torch.no_grad():
+        other = threading.Thread(target=elsewhere)
+        other.start()
+        other.join()
+        model(source, torch.zeros(1, 4, dtype=torch.long))
+    assert [glance.query.shape[2] for glance in seen] == [4, 4]
 
 
 def test_tokens_know_their_words():

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 import torch
+from hypothesis import HealthCheck, Phase, given, settings
 from libretranslatepy import LibreTranslateAPI
 from openai import OpenAI
 
@@ -194,6 +195,22 @@ def test_answers_are_those_of_the_offline_model_whoever_else_asks(server, offlin
             assert list(pool.map(ask, texts)) == expected
 
 
+def test_what_one_is_shown_is_never_anothers(server, offline):
+    """Alignments and attention are noted while others use the same model."""
+    texts = [" ".join("abcdefghij"[(n + i) % 10] for i in range(n % 7 + 1)) for n in range(40)]
+    expected = offline.translate(texts, alignment=True)
+
+    def ask(text):
+        asked = httpx.post(f"{server}/api/translate", json={"text": text}, timeout=60).json()["translations"][0]
+        seen = httpx.post(f"{server}/api/inspect", json={"text": text}, timeout=60).json()
+        return asked["text"], asked["alignment"], len(seen["attention"]["cross"]["keys"])
+
+    with ThreadPoolExecutor(8) as pool:
+        for text, one, found in zip(texts, expected, pool.map(ask, texts), strict=True):
+            keys = len(offline.source.encode([text])[0]) + 1
+            assert found == (one.text, [list(link) for link in one.alignment], keys)
+
+
 def test_a_full_queue_sends_away_and_says_when_to_come_back(folders):
     settings = EngineSettings(streams=1, queue=4, wait=1.0, batch_tokens=100_000)
     with running([folders[0]], settings=settings) as (url, _):
@@ -307,6 +324,33 @@ def test_the_attention_shown_is_what_the_model_used(server, offline):
         shown = found["attention"][kind]
         assert shown["queries"] == queries and shown["keys"] == keys
         assert torch.allclose(torch.tensor(shown["weights"]), weights, atol=6e-4)
+
+
+def test_too_much_to_look_inside(server):
+    answer = httpx.post(f"{server}/api/inspect", json={"text": "a b " * 300}, timeout=30)
+    assert answer.status_code == 400 and "too long to look inside" in answer.json()["error"]
+
+
+def test_no_request_that_the_schema_allows_breaks_the_server(server):
+    """Schemathesis makes them up."""
+    schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis here")
+    schema = schemathesis.openapi.from_url(f"{server}/openapi.json")
+    for operation in schema.get_all_operations():
+        cases = operation.ok().as_strategy()
+
+        @settings(
+            max_examples=15,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=cases)
+        def ask(case):
+            answer = case.call(timeout=60)
+            assert answer.status_code < 500, (case.as_curl_command(), answer.text)
+
+        ask()
 
 
 def test_a_forced_word_is_taken_and_gone_on_from(server):

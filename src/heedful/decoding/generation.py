@@ -33,15 +33,15 @@ class GenerationConfig(Config):
     min_new_tokens: int = Field(0, ge=0)
     early_stopping: Literal["never", True] = "never"
     no_repeat_ngram_size: int = Field(0, ge=0)
-    repetition_penalty: float = Field(1.0, gt=0)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     num_beam_groups: Size = 1
     diversity_penalty: float = Field(0.0, ge=0)
     stop_strings: tuple[str, ...] = ()
     renormalize_logits: bool = False
     do_sample: bool = False
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(1.0, ge=0.001)
     top_k: int = Field(0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(1.0, ge=1e-6, le=1)
     min_p: float = Field(0.0, ge=0, lt=1)
     seed: int | None = None
 

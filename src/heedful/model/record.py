@@ -1,6 +1,7 @@
 """What the attentions look at, seen from outside: the model runs as ever, fast kernels and all, and its queries and
 keys are noted in passing. Weights are computed from them afterwards, by the plain formula, only for what is asked."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,13 +32,17 @@ class Glance:
 
 @contextmanager
 def recorded(model: nn.Module, kind: type[SelfAttention] | type[CrossAttention]) -> Iterator[list[Glance]]:
-    """Note what the attentions of one kind do while the block runs. For passes without a cache."""
+    """Note what the attentions of one kind do while the block runs. For passes without a cache. Passes that other
+    threads make meanwhile are none of our business."""
     seen: list[Glance] = []
     hooks = []
+    mine = threading.get_ident()
     for name, module in model.named_modules():
         if isinstance(module, kind):
 
             def note(mix: Any, inputs: tuple[Any, ...], options: dict[str, Any], name: str = name) -> None:
+                if threading.get_ident() != mine:
+                    return
                 seen.append(Glance(name, inputs[0], inputs[1], options["mask"], options.get("bias"), float(mix.scale)))
 
             hooks.append(module.mix.register_forward_pre_hook(note, with_kwargs=True))

@@ -35,10 +35,10 @@ class Completion(BaseModel):
     prompt: str | list[str] = ""
     max_tokens: int | None = Field(16, ge=1, le=MOST_TOKENS)
     temperature: float | None = Field(1.0, ge=0, le=10)
-    top_p: float | None = Field(1.0, gt=0, le=1)
+    top_p: float | None = Field(1.0, ge=1e-6, le=1)
     top_k: int = Field(0, ge=0)
     min_p: float = Field(0.0, ge=0, lt=1)
-    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     n: int | None = Field(1, ge=1, le=16)
     stream: bool | None = False
     logprobs: int | None = Field(None, ge=0, le=5)

@@ -24,7 +24,8 @@ from heedful.translator import Translation, Translator
 Phrase = Annotated[str, Field(max_length=200)]
 Phrases = Annotated[list[Phrase], Field(max_length=20)]
 NO_MODEL: dict[int | str, dict[str, Any]] = {**REFUSALS, 404: {"description": "There is no such model."}}
-MOST_INSPECTED = 2_000  # characters: weights grow with the square
+MOST_INSPECTED = 2_000  # characters
+MOST_TOKENS = 256  # weights grow with the square
 
 
 class Body(BaseModel):
@@ -121,6 +122,9 @@ def routes(context: Context) -> APIRouter:
         context.keys.check(bearer(request.headers))
         context.check_size([asked.text])
         model = _translating(context, asked.model)
+        size = len(model.translator.source.encode([asked.text.strip()])[0])
+        if size > MOST_TOKENS:
+            raise RefusedError(400, f"too long to look inside: {size} tokens are more than {MOST_TOKENS}")
         settings = Settings(GenerationConfig(num_beams=asked.num_beams), history=True)
         (found,) = await context.translate(request, model, [Text(asked.text, asked.target_prefix)], settings)
         return await run_in_threadpool(inspected, model.translator, asked.text, found)
@@ -233,8 +237,8 @@ def _history(tokenizer: Tokenizer, history: History) -> list[list[dict[str, Any]
 
 
 def _rounded(weights: torch.Tensor) -> list[Any]:
-    found: list[Any] = (weights * 1000).round().div(1000).tolist()
-    return [[[[round(value, 3) for value in row] for row in head] for head in layer] for layer in found]
+    found: list[Any] = weights.double().numpy().round(3).tolist()
+    return found
 
 
 @torch.inference_mode()
@@ -244,7 +248,7 @@ def _next(writing: Writing, text: str, top: int) -> dict[str, Any]:
     from heedful.text.tokenizer import BOS
 
     generator = writing.generator
-    tokens = (generator.tokenizer.encode([text])[0] or [BOS])[-(generator.limit or 1024) :]
+    tokens = (generator.tokenizer.encode([text])[0] or [BOS])[-min(MOST_TOKENS, generator.limit or MOST_TOKENS) :]
     with recorded(generator.model, SelfAttention) as glances:
         logits = generator.model(torch.tensor([tokens], device=generator.device))[0, -1].float()
     values, places = logits.softmax(-1).topk(min(top, len(logits)))

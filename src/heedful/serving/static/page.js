@@ -84,12 +84,14 @@ async function translate() {
     state.translation = answer.translations[0];
     problem(state.translation.warnings.join("; "));
     showTranslation();
+    state.data = null;
     const data = await ask("api/inspect", { text, model: $("model").value, target_prefix: state.prefix });
     if (turn !== state.turn) return;
     state.data = data;
     showInside();
   } catch (error) {
     if (turn === state.turn) problem(error.message);
+    if (turn === state.turn) showInside();
   }
 }
 
