@@ -45,16 +45,17 @@ def main() -> None:
     options = parser.parse_args()
     lines = [line for line in options.lines.read_text(encoding="utf-8").splitlines() if line.strip()][:500]
     expected = offline(options.model, lines)
-    print("| server | clients | answers | lost | wrong | sentences/s | p50 ms | p95 ms | p99 ms |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    print("| server | clients | answers | lost | wrong | sentences/s | p50 ms | p95 ms | p99 ms | its memory, MiB |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     rates: dict[tuple[str, int], float] = {}
     for name, flags in (("engine", []), ("one at a time", ["--streams", "1", "--batch-tokens", "1", "--wait", "0"])):
-        with serving(options.model, flags) as port:
+        server = serving(options.model, flags)
+        with server as port:
             asyncio.run(load(port, 4, 1.0, lines, expected))  # warm up
             for clients in options.clients:
                 result = asyncio.run(load(port, clients, options.seconds, lines, expected))
                 rates[name, clients] = result.rate
-                print(result.row(name), flush=True)
+                print(f"{result.row(name)} {server.memory():,.0f} |", flush=True)
     for clients in options.clients:
         ratio = rates["engine", clients] / rates["one at a time", clients]
         print(f"{clients} clients: {ratio:.1f} times as many sentences a second as one at a time")
@@ -68,6 +69,8 @@ def offline(model: Path, lines: list[str]) -> dict[str, str]:
 
 
 class serving:  # noqa: N801
+    """The server as a process of its own."""
+
     def __init__(self, model: Path, flags: list[str]) -> None:
         self.command = [sys.executable, "-m", "heedful", "serve", str(model), "--port", "0", "--no-access-log", *flags]
 
@@ -78,6 +81,11 @@ class serving:  # noqa: N801
         if "http://" not in line:
             sys.exit(line + self.process.stderr.read())
         return int(line.split("http://127.0.0.1:")[1].split()[0])
+
+    def memory(self) -> float:
+        """Resident, in MiB."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * 4096 / 2**20
 
     def __exit__(self, *problem: object) -> None:
         self.process.terminate()

@@ -62,6 +62,7 @@ def train(
       torchrun --nproc-per-node 2 -m heedful train pairs.tsv --out runs/my-model
     """
     from heedful.data.prepare import Inputs, default_cache
+    from heedful.training.parallel import exit_now
     from heedful.training.recipe import read_recipe
     from heedful.training.run import train as run
 
@@ -84,6 +85,7 @@ def train(
         else:
             scores = "  ".join(f"{name} {value:.3f}" for name, value in result.numbers.items())
             print(f"{out}: {scores}")
+    exit_now()
 
 
 def _from_stdin(out: Path) -> Path:

@@ -1,0 +1,68 @@
+"""Every command and snippet of the documentation works as it is written, and the reference is that of the code."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+def module(name):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def commands(page):
+    blocks = re.findall(r"```sh\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    return [(page, line) for block in blocks for line in block.splitlines() if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("docs")
+
+
+@pytest.mark.parametrize(("page", "command"), [*commands("tutorial.md"), *commands("extending.md")])
+def test_commands_run_in_their_order(page, command, place):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "HEEDFUL_CACHE": str(place / "cache")}
+    result = subprocess.run(
+        command, shell=True, cwd=place, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
+
+
+@pytest.mark.parametrize("page", [page.name for page in PAGES])
+def test_snippets_print_what_stands_below_them(page, place, monkeypatch):
+    monkeypatch.chdir(place)
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert module("fill").fill(text) == text
+
+
+def test_both_languages_show_the_same_code():
+    english, chinese = ((DOCS / name).read_text(encoding="utf-8") for name in ("inside.md", "inside.zh.md"))
+    for pattern in (r"```python\n.*?```", r"\]\(\.\./src/[^)]*\)", r"\]\(pictures/[^)]*\)"):
+        assert re.findall(pattern, english, flags=re.DOTALL) == re.findall(pattern, chinese, flags=re.DOTALL)
+    assert english.count("\n## ") == chinese.count("\n## ")
+
+
+def test_the_reference_is_that_of_the_code():
+    reference = module("reference")
+    for name, made in (("recipe.md", reference.recipe()), ("cli.md", reference.command_line())):
+        assert (DOCS / "reference" / name).read_text(encoding="utf-8") == made, "run: python docs/reference.py"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        assert link.startswith("http") or (page.parent / link).exists(), link
