@@ -20,7 +20,7 @@ echo '4. A few sentences, each word with the English word it looks at. What does
 heedful translate "$out/model" --format words <<'END'
 The animal did not cross the street because it was too tired.
 The animal did not cross the street because it was too wide.
-The farmer gives the dog a sour apple.
+The farmer gives the child a sour apple.
 We know that the teacher called the boy yesterday.
 END
 
@@ -35,6 +35,6 @@ cat <<END
 Try next, with .venv/bin in front of heedful or the environment activated (. .venv/bin/activate):
 
   echo "The dog sees a red ball." | heedful translate $out/model
-  heedful plot attention $out/model "The dog sees a red ball." --kind encoder
+  heedful serve $out/model      # a page on http://127.0.0.1:8000 that shows every head at work
   heedful train your-pairs.tsv --out runs/my-model --budget 20m
 END
