@@ -65,6 +65,19 @@ def test_long_texts_are_cut_translated_and_joined_with_a_warning(translator):
     assert "parts" in found.warnings[0]
 
 
+def test_parts_fit_and_keep_their_spaces(translator):
+    parts = translator._parts("a b c. " + "d e f g h i j " * 5)
+    assert parts[0] == "a b c." and all(translator._fits(part) for part in parts)
+    assert all(translator._fits(part) for part in translator._parts("\U00013000" * 40))
+
+
+def test_a_text_in_parts_is_aligned_through(translator):
+    text = "a b c d e. " * 5 + "f g"
+    (found,) = translator.translate([text], alignment=True)
+    assert [target for _, target in found.alignment] == list(range(len(found.text.split())))
+    assert max(source for source, _ in found.alignment) < len(text.split())
+
+
 def test_n_best_are_given_best_first(translator):
     (found,) = translator.translate(["a b c"], GenerationConfig(num_beams=4, num_return_sequences=4))
     scores = [found.score, *(one.score for one in found.alternatives)]

@@ -18,7 +18,7 @@ from heedful.data.padding import pad
 from heedful.files import write_text
 from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.model.multihead import CrossAttention
-from heedful.model.record import recorded
+from heedful.model.record import Glance, recorded
 from heedful.text.tokenizer import BOS, EOS, Tokenizer
 
 Tokenizers = Sequence[Tokenizer]  # of the source and of the target
@@ -39,13 +39,13 @@ class Aligner:
         found: list[Links] = []
         for start in range(0, len(pairs), BATCH):
             chunk = pairs[start : start + BATCH]
-            weights = _weights(model, *_encoded(tokenizers, chunk))[self.layer][:, self.head]
+            weights = _glances(model, *_encoded(tokenizers, chunk))[self.layer].weights()[:, self.head]
             found += [_links(tokenizers, pair, weights[row]) for row, pair in enumerate(chunk)]
         return found
 
     def weights(self, model: EncoderDecoder, source: list[int], target: list[int]) -> Tensor:
         """How much each target token, while it is written, looks at each source token: target source."""
-        return _weights(model, [source], [target])[self.layer][0, self.head]
+        return _glances(model, [source], [target])[self.layer].weights()[0, self.head]
 
     def save(self, folder: Path) -> None:
         write_text(folder / "alignment.json", json.dumps(asdict(self), indent=2))
@@ -72,7 +72,7 @@ def choose(
     count = 0
     for start in range(0, len(pairs), BATCH):
         chunk = pairs[start : start + BATCH]
-        for layer, weights in enumerate(_weights(model, *_encoded(tokenizers, chunk))):
+        for layer, weights in enumerate(glance.weights() for glance in _glances(model, *_encoded(tokenizers, chunk))):
             for head in range(weights.shape[1]):
                 value = sum(
                     association(source.split()[s], target.split()[t])
@@ -92,14 +92,14 @@ def _encoded(tokenizers: Tokenizers, pairs: Sequence[tuple[str, str]]) -> tuple[
 
 
 @torch.inference_mode()
-def _weights(model: EncoderDecoder, sources: list[list[int]], targets: list[list[int]]) -> list[Tensor]:
-    """The cross-attention of each layer while the target is read: batch heads target source."""
+def _glances(model: EncoderDecoder, sources: list[list[int]], targets: list[list[int]]) -> list[Glance]:
+    """The cross-attention of each layer while the target is read; its weights are batch heads target source."""
     device = next(model.parameters()).device
     source, valid = pad(sources, last=EOS)
     target, _ = pad(targets, first=BOS)
     with recorded(model, CrossAttention) as seen:
         model(source.to(device), target.to(device), source_valid=valid.to(device))
-    return [glance.weights() for glance in seen]
+    return seen
 
 
 def _links(tokenizers: Tokenizers, pair: tuple[str, str], weights: Tensor) -> Links:

@@ -92,9 +92,9 @@ class Generator:
     ) -> list[Continuation]:
         tokens = self.tokenizer.encode([prompt])[0] or [BOS]
         new = config.max_new_tokens or 200
-        if self.limit is not None:  # the window slides off the start of a prompt that is too long
-            new = min(new, self.limit - 1)
-            tokens = tokens[-(self.limit - new) :]
+        if self.limit is not None:  # of a prompt that is too long, the end counts
+            tokens = tokens[-(self.limit - 1) :]
+            new = min(new, self.limit - len(tokens))
         copies = config.num_return_sequences if config.do_sample else 1
         row = torch.tensor([tokens], device=self.device).expand(copies, -1)
         stops = Stops(self.tokenizer, config.stop_strings) if config.stop_strings else None

@@ -123,11 +123,11 @@ class Translator:
         for piece, owner in enumerate(owners):
             parts[owner].append(piece)
         found = []
-        for request, own in zip(requests, parts, strict=True):
+        for own in parts:
             told = [self._alternatives(pieces[i].text, written[i], config, replace_unknowns) for i in own]
             one = _join(told)
             if alignment:
-                one = replace(one, alignment=self.align([(request.text.strip(), one.text)])[0])
+                one = replace(one, alignment=self._align_parts([pieces[i].text for i in own], told))
             if histories is not None:
                 one = replace(one, history=histories[own[0]])
             found.append(one)
@@ -138,6 +138,16 @@ class Translator:
         if self.aligner is None:
             raise ValueError("this model has no alignment.json: no head has been chosen to align by")
         return self.aligner.align(self.models[0], [self.source, self.target], pairs)
+
+    def _align_parts(self, texts: list[str], told: list[list[Alternative]]) -> Links:
+        """Part by part, as they were translated, with the words counted through."""
+        pairs = [(text, alternatives[0].text) for text, alternatives in zip(texts, told, strict=True) if alternatives]
+        links: Links = []
+        source = target = 0
+        for (text, written), found in zip(pairs, self.align(pairs), strict=True):
+            links += [(source + one, target + other) for one, other in found]
+            source, target = source + len(text.split()), target + len(written.split())
+        return links
 
     def by_consensus(
         self, texts: Sequence[str | Request], config: GenerationConfig, *, batch_tokens: int = 2048
@@ -282,12 +292,15 @@ class Translator:
         parts: list[str] = []
         for sentence in SENTENCE_END.split(text):
             units = [sentence] if self._fits(sentence) else re.split(r"(?<=\s)", sentence)
+            first = len(parts)  # words are put together again within their sentence
             for unit in units:
                 while not self._fits(unit):  # no space either: cut by characters
                     size = max(1, self.limit // 2)
+                    while size > 1 and not self._fits(unit[:size]):
+                        size //= 2
                     parts.append(unit[:size])
                     unit = unit[size:]
-                if parts and len(units) > 1 and self._fits(parts[-1] + unit):
+                if len(parts) > first and self._fits(parts[-1] + unit):
                     parts[-1] += unit
                 else:
                     parts.append(unit)

@@ -78,7 +78,7 @@ def test_mistakes_in_wishes(place, monkeypatch, capsys):
     said = refused(monkeypatch, capsys, "translate", "a", "--num-beam-groups", 2)
     assert "num_beam_groups and diversity_penalty go together" in said
     said = refused(monkeypatch, capsys, "translate", "a", "--mbr", 4, "--required", "x")
-    assert "--mbr chooses among samples; leave out --required and --history" in said
+    assert "--mbr chooses among samples; leave out --required, --history and --num-beam-groups" in said
     assert "quantize 'int4' is not known; known: int8" in refused(
         monkeypatch, capsys, "evaluate", "a", "p.tsv", "--quantize", "int4"
     )

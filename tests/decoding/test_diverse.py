@@ -52,6 +52,19 @@ def test_a_strong_penalty_makes_groups_begin_differently():
         assert len(set(firsts)) == 3
 
 
+def test_the_penalty_decides_what_lives_on():
+    """A is likeliest, but the first group has it: the second takes B."""
+
+    class Fixed(TableStepper):
+        def log_probs(self, sentence, past):
+            return torch.tensor([-50.0, -50.0, -3.0, -0.1, -2.0])
+
+    config = settings_of(2, 2, 2.5, num_return_sequences=2)
+    rules = Rules(config=config, eos=EOS)
+    (found,) = diverse_search(Fixed(0, 1), torch.tensor([BOS]), config, eos=EOS, limits=[3], rules=rules)
+    assert [one.tokens[:2] for one in found] == [[3, 3], [4, 4]]
+
+
 def test_more_penalty_more_difference():
     def distinct(penalty):
         found = [run(seed, settings_of(4, 8, penalty, num_return_sequences=8))[0] for seed in range(15)]

@@ -113,3 +113,18 @@ def test_places_are_shared_out_and_none_is_wasted():
     assert share_out(ranked, 3, 3) == [1, 4, 5]
     assert share_out(ranked, 3, 4) == [1, 4, 5, 2]
     assert share_out(ranked[:3], 3, 3) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("limit", range(13, 45, 3))
+def test_a_long_phrase_is_not_lost_by_beginning_it_again_and_again(limit):
+    """A model that likes to write the first token of the phrase, and then something else."""
+
+    class Tempting(TableStepper):
+        def log_probs(self, sentence, past):
+            wanted = 3 if past[-1] == 2 else 2
+            return torch.full((VOCAB,), -9.0).index_fill(0, torch.tensor([wanted]), -0.01).log_softmax(-1)
+
+    config, wanted = GenerationConfig(num_beams=10), (2, 4) * 6
+    rules = Rules(config=config, eos=EOS, required=[Required([phrase(*wanted)], limit, EOS, NONE)])
+    (found,) = search(Tempting(0, 1), torch.tensor([BOS]), config, eos=EOS, limits=[limit], rules=rules)
+    assert found and contains(found[0].tokens, wanted)

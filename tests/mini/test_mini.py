@@ -80,7 +80,7 @@ CROSS = clause("the animal", "cross", "the street", tense="past", negated=True)
         ),
         (
             clause("she", "buy", "a expensive coat", negated=True, tense="past"),
-            ("She did not buy an expensive coat.", "Sie hat keinen teuren Mantel gekauft.", "她没买一件贵的大衣。"),
+            ("She did not buy an expensive coat.", "Sie hat keinen teuren Mantel gekauft.", "她没买贵的大衣。"),
         ),
         (
             clause("my sister", "help", "these child", tense="past"),

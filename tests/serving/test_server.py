@@ -85,6 +85,7 @@ def test_lines_and_tags_stay_where_they_are(server, offline):
     html = '<p class="x">a b</p><script>if (a<b) c()</script><!-- d --> <b>c d</b>'
     found = translate(server, q=html, format="html", **ASKED).json()["translatedText"]
     assert found == html.replace(">a b<", f">{first}<").replace(">c d<", f">{second}<")
+    assert translate(server, q="<p>&nbsp;</p> !", format="html", **ASKED).json()["translatedText"] == "<p>&nbsp;</p> !"
     assert translate(server, q="a &lt; b", format="html", **ASKED).json()["translatedText"].count("<") == 0
 
 
@@ -123,6 +124,8 @@ def test_requests_that_are_wrong(server, fields, message):
         (b"", "Invalid request: the body is not JSON"),
         (b"[1]", "Invalid request: the body is not a JSON object"),
         (b'{"q": "\xff"}', "Invalid request: the body is not UTF-8"),
+        (b'{"q": ' + b"9" * 5000 + b"}", "Invalid request: the body is not JSON"),
+        (b'{"q": "a", "source": "en", "target": "\\ud800"}', "? is not supported"),
         (b"[" * 100_000, "Invalid request: the body is not JSON"),
     ],
 )
@@ -139,6 +142,20 @@ def test_odd_text_is_translated_all_the_same(server):
             f"{server}/translate", content=body, headers={"Content-Type": "application/json"}, timeout=30
         )
         assert answer.status_code == 200, (text, answer.text)
+
+
+def test_halves_of_characters_do_no_harm(server):
+    for fields in ({"text": "a \ud800"}, {"text": "a", "target_prefix": "\ud800"}, {"text": "a", "avoid": ["\ud800"]}):
+        answer = httpx.post(f"{server}/api/translate", content=json.dumps(fields).encode(), timeout=30)
+        assert answer.status_code in (200, 400), answer.text
+
+
+def test_more_lines_than_could_ever_wait(server):
+    answer = translate(server, q="a\n" * 1500, **ASKED)
+    assert (answer.status_code, answer.json()) == (
+        400,
+        {"error": "1500 lines are more than 1024; send fewer at a time"},
+    )
 
 
 def test_large_bodies_are_refused_said_or_not(server):

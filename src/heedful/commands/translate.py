@@ -87,8 +87,10 @@ def translate(
         raise ValueError(f"format {form!r} is not one of {', '.join(FORMATS)}")
     given = {**locals(), "stop_strings": stop_strings or []}
     config = parse(GenerationConfig, {name: given[name] for name in GenerationConfig.model_fields if name in given})
-    if mbr and (required or history):
-        raise ValueError("--mbr chooses among samples; leave out --required and --history")
+    if mbr and (required or history or num_beam_groups > 1):
+        raise ValueError("--mbr chooses among samples; leave out --required, --history and --num-beam-groups")
+    if source != "-" and output != "-" and Path(source).resolve() == Path(output).resolve():
+        raise ValueError("the input would be overwritten; give --output another name")
     translator = load(*models, quantize=quantize, shortlist=shortlist)
     as_json = form == "jsonl" or source.endswith(".jsonl")
 
@@ -106,9 +108,9 @@ def translate(
             replace_unknowns=replace_unknowns,
         )
 
-    with _reading(source) as lines, _writing(output) as out, _progress(source) as advance:
+    with _reading(source) as lines, _writing(output) as out, _progress(source, output == "-") as advance:
         number = 0
-        for chunk in _chunks(lines):
+        for chunk in _chunks(lines, 1 if source == "-" and sys.stdin.isatty() else READ_AHEAD):
             entries = [_object(line, as_json) for line in chunk]
             for entry, found in zip(entries, answer(entries), strict=True):
                 number += 1
@@ -124,16 +126,16 @@ def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "
 
     return Request(
         entry["text"],
-        prefix=str(entry.get("target_prefix", "")),
+        prefix=str(entry.get("target_prefix") or ""),
         required=[*required, *map(str, entry.get("constraints", ()))],
         banned=[*banned, *map(str, entry.get("avoid", ()))],
     )
 
 
 @contextmanager
-def _progress(source: str) -> Iterator[Callable[[int], None]]:
+def _progress(source: str, shown_too: bool) -> Iterator[Callable[[int], None]]:
     """A bar, where a person is looking at the messages but not at the lines themselves."""
-    if not sys.stderr.isatty() or sys.stdout.isatty() or sys.stdin.isatty():
+    if not sys.stderr.isatty() or (shown_too and sys.stdout.isatty()) or (source == "-" and sys.stdin.isatty()):
         yield lambda count: None
         return
     from rich.console import Console
@@ -196,8 +198,8 @@ def _shown(number: int, given: dict[str, Any], found: "Translation", form: str) 
     return "\n".join(one.text.replace("\n", " ") for one in every) + "\n"
 
 
-def _chunks(lines: Iterable[str]) -> Iterator[list[str]]:
-    size, chunk = 1 if sys.stdin.isatty() else READ_AHEAD, []
+def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    chunk = []
     for line in lines:
         chunk.append(line)
         if len(chunk) >= size:

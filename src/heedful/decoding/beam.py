@@ -213,10 +213,18 @@ def keep(hypotheses: list[Hypothesis], count: int) -> list[Hypothesis]:
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:count]
 
 
-def prune(beams: Beams, candidates: Candidates, ending: Tensor, num_beams: int) -> tuple[Tensor, Beams]:
-    """The best candidates that go on: their places among the candidates, and the beams they make."""
+def prune(
+    beams: Beams, candidates: Candidates, ending: Tensor, num_beams: int, *, in_order: bool = False
+) -> tuple[Tensor, Beams]:
+    """The best candidates that go on: their places among the candidates, and the beams they make. `in_order`: the first
+    ones instead, where they stand in an order of their own."""
     open_scores = candidates.scores.masked_fill(ending, -torch.inf)
-    scores, places = open_scores.topk(min(num_beams, open_scores.shape[1]), dim=1)
+    judged = open_scores
+    if in_order:
+        order = -torch.arange(ending.shape[1], dtype=open_scores.dtype, device=ending.device)
+        judged = torch.where(open_scores > -torch.inf, order, -torch.inf)
+    places = judged.topk(min(num_beams, open_scores.shape[1]), dim=1).indices
+    scores = open_scores.gather(1, places)
     history = candidates.parents.gather(1, places)[..., None].expand(-1, -1, beams.length)
     tokens = torch.cat([beams.tokens.gather(1, history), candidates.tokens.gather(1, places)[..., None]], dim=2)
     latest = candidates.token_log_probs.gather(1, places)[..., None]

@@ -39,9 +39,9 @@ def diverse_search(
                 kept = finished[live[place]]
                 if not over[live[place]][group]:
                     kept[group] = keep(kept[group] + found, width)
-            places, beams[group] = prune(now, candidates, ending, width)
+            places, beams[group] = prune(now, candidates, ending, width, in_order=True)
             rows.append(candidates.parents.gather(1, places) + starts + mine.start)
-            best = beams[group].scores[:, 0].tolist()
+            best = beams[group].scores.amax(1).tolist()
             for place, sentence in enumerate(live):
                 here = finished[sentence][group]
                 over[sentence][group] |= done(here, best[place], beams[group].length, limits[sentence], each)

@@ -32,11 +32,19 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a text is. `left`: the fewest tokens that complete what is missing; `advancing`: tokens that bring it
-    nearer; `closing`: it has just ended a phrase, and with it a word."""
+    """How far a text is.
+
+    left        the fewest tokens that complete what is missing
+    begun       how many more it would be if the phrase being written were broken off
+    advancing   tokens that bring it nearer
+    useful      those, and tokens that begin a phrase or go on with one begun less far
+    closing     it has just ended a phrase, and with it a word
+    """
 
     left: int
+    begun: int
     advancing: frozenset[int]
+    useful: frozenset[int]
     closing: bool
 
 
@@ -70,10 +78,13 @@ class Required:
         lengths = {phrase: self._length(phrase, not tokens) for phrase in missing}
         saved = {(p, f, n): lengths[p] - len(self.phrases[p].forms[f]) + n for p, f, n in partials}
         most = max(saved.values(), default=0)
-        nearest = [partial for partial in partials if saved[partial] == most] or self._starts(missing, not tokens)
+        starts = self._starts(missing, not tokens)
+        nearest = [partial for partial in partials if saved[partial] == most] or starts
         return Progress(
             left=sum(lengths.values()) - most,
-            advancing=frozenset(self.phrases[phrase].forms[form][written] for phrase, form, written in nearest),
+            begun=max(0, most),
+            advancing=self._next(nearest),
+            useful=self._next([*partials, *starts]),
             closing=closing,
         )
 
@@ -81,7 +92,9 @@ class Required:
         """Take away what would leave a phrase unwritten. log_probs: vocab, of one hypothesis"""
         now = self.progress(tokens)
         room = self.limit - len(tokens)
-        forced = list(now.advancing) if now.left and room - 1 <= now.left else [self.eos] if room == 1 else []
+        forced = [self.eos] if room == 1 else []
+        if now.left and room - 1 <= now.left + now.begun:  # any other token might leave too little room
+            forced = [token for token in now.useful if self.progress([*tokens, token]).left <= room - 2]
         if forced:
             kept = log_probs[forced]
             log_probs.fill_(-torch.inf)
@@ -112,6 +125,9 @@ class Required:
 
     def _starts(self, missing: set[int], opening: bool) -> list[Partial]:
         return [(phrase, form, 0) for phrase in missing for form in ((0, 1) if opening else (1,))]
+
+    def _next(self, partials: Sequence[Partial]) -> frozenset[int]:
+        return frozenset(self.phrases[phrase].forms[form][written] for phrase, form, written in partials)
 
     def _is_whole(self, partial: Partial) -> bool:
         phrase, form, written = partial

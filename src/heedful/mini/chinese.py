@@ -11,7 +11,7 @@ MODAL = {"can": "能", "must": "必须", "want to": "想"}
 
 
 def sentence(meaning: Sentence) -> str:
-    main = clause(meaning.main)
+    main = clause(meaning.main, asked=meaning.question)
     if meaning.question:
         return main + "吗？"
     if meaning.other is None:
@@ -24,9 +24,11 @@ def sentence(meaning: Sentence) -> str:
     return f"{main}，{LINKS[meaning.link]}{other}。"
 
 
-def clause(meaning: Clause) -> str:
+def clause(meaning: Clause, *, asked: bool = False) -> str:
+    """`asked`: a question, in which 很 would be stressed."""
     who = subject(meaning.subject) if meaning.subject is not None else ""
-    return who + _predicate(meaning)
+    said = _predicate(meaning)
+    return who + (said.removeprefix("很") if asked and meaning.quality is not None else said)
 
 
 def subject(meaning: Subject) -> str:
@@ -36,15 +38,20 @@ def subject(meaning: Subject) -> str:
     return ("有" if meaning.determiner in ("a", "two", "three") else "") + phrase(meaning)
 
 
-def phrase(meaning: Phrase) -> str:
-    """Determiner and measure word, what describes it, the noun: 一本红色的书, 这个读书的男人."""
+def phrase(meaning: Phrase, *, denied: bool = False) -> str:
+    """Determiner and measure word, what describes it, the noun: 一本红色的书, 这个读书的男人.
+
+    `denied`: there is none of it, so it is not counted.
+    """
     noun, adjective = meaning.noun, meaning.adjective
     described = adjective.zh + ("的" if adjective.linked else "") if adjective is not None else ""
     if meaning.relative is not None:
         inner = meaning.relative
         described = (_predicate(inner) if inner.subject is None else _about_object(inner)) + "的"
     determiner = meaning.determiner
-    if determiner in COUNT:
+    if denied and determiner == "a":
+        first = ""
+    elif determiner in COUNT:
         first = COUNT[determiner] + noun.measure
     else:
         first = SOME.get(determiner, "") or OWN.get(determiner, "")
@@ -74,7 +81,7 @@ def _predicate(meaning: Clause) -> str:
     helping = MODAL[meaning.modal] if meaning.modal else "会" if meaning.tense == "future" else ""
     if split:
         word = f"{word[0]}不{word[1]}"
-    thing = phrase(meaning.object) if meaning.object is not None else ""
+    thing = phrase(meaning.object, denied=meaning.negated) if meaning.object is not None else ""
     to = phrase(meaning.recipient) if meaning.recipient is not None else ""
     if meaning.toward:
         assert meaning.place is not None

@@ -77,7 +77,7 @@ bag bags            | Tasche f Taschen             | 包 个     | object small 
 hat hats            | Hut m Hüte                   | 帽子 顶   | object small it
 shirt shirts        | Hemd n Hemden                | 衬衫 件   | object clothes it
 coat coats          | Mantel m Mäntel              | 大衣 件   | object clothes it
-dress dresses       | Kleid n Kleider              | 裙子 条   | object clothes it
+dress dresses       | Kleid n Kleider              | 连衣裙 条 | object clothes it
 lamp lamps          | Lampe f Lampen               | 灯 盏     | object switched it
 knife knives        | Messer n Messer              | 刀 把     | object small sharp it
 cup cups            | Tasse f Tassen               | 杯子 个   | object small fragile it

@@ -109,6 +109,10 @@ def _pairs(clause: Clause | None, about: Noun | None = None) -> Iterator[tuple[s
     """`about`: the noun that a relative clause is about."""
     if clause is None:
         return
+    if clause.quality is not None and clause.subject is not None:
+        noun = clause.subject.noun if isinstance(clause.subject, Phrase) else clause.subject.refers
+        if noun is not None:
+            yield clause.quality.en, noun.en
     thing = clause.object.noun if clause.object is not None else about if clause.subject is not None else None
     if clause.verb is not None and thing is not None:
         yield clause.verb.en, thing.en
@@ -230,7 +234,7 @@ class Die:
             found = _negated(found)
         timed = not short and not verb.lasting and self.chance.random() < 0.4
         if timed or found.tense == "future" or _needs_time(found):
-            found = replace(found, time=self._time(found.tense))
+            found = replace(found, time=self._time(found.tense, found.negated))
         return found
 
     def _state(self, who: Subject, tense: str) -> Clause:
@@ -263,8 +267,10 @@ class Die:
     def _one_of(self, tags: frozenset[str]) -> Noun:
         return self.chance.choice([noun for noun in nouns if noun.tags & tags])
 
-    def _time(self, tense: str) -> Time:
-        return self.chance.choice([time for time in times if time.tense == tense])
+    def _time(self, tense: str, negated: bool) -> Time:
+        """`not every day` and `every day not` are different things, so neither is said."""
+        fitting = [time for time in times if time.tense == tense and not (negated and time.en.startswith("every"))]
+        return self.chance.choice(fitting)
 
 
 def _negated(clause: Clause) -> Clause:

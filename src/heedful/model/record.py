@@ -40,8 +40,10 @@ def recorded(model: nn.Module, kind: type[SelfAttention] | type[CrossAttention])
     for name, module in model.named_modules():
         if isinstance(module, kind):
 
-            def note(mix: Any, inputs: tuple[Any, ...], options: dict[str, Any], name: str = name) -> None:
-                if threading.get_ident() != mine:
+            def note(
+                mix: Any, inputs: tuple[Any, ...], options: dict[str, Any] | None = None, name: str = name
+            ) -> None:
+                if threading.get_ident() != mine or options is None:  # None: of another thread, and just removed
                     return
                 seen.append(Glance(name, inputs[0], inputs[1], options["mask"], options.get("bias"), float(mix.scale)))
 

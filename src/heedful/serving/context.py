@@ -49,6 +49,8 @@ class Context:
         self, request: Request, model: Translating, texts: Sequence[Text], settings: Settings
     ) -> list[Translation]:
         """In the order asked. A client that goes away, or waits too long, frees its places."""
+        if len(texts) > model.engine.limit:
+            raise RefusedError(400, f"{len(texts)} lines are more than {model.engine.limit}; send fewer at a time")
         try:
             jobs = model.engine.submit(texts, settings)
         except BusyError:
@@ -75,6 +77,11 @@ class Context:
         return [future.result() for future in futures]
 
 
+def clean(text: str) -> str:
+    """Without halves of characters, which JSON can say but nothing can write."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 async def read_body(request: Request) -> bytes:
     try:
         return await asyncio.wait_for(request.body(), READING)
@@ -92,7 +99,7 @@ async def read_fields(request: Request) -> dict[str, Any]:
         found = json.loads(body.decode("utf-8"))
     except UnicodeDecodeError:
         raise RefusedError(400, "Invalid request: the body is not UTF-8") from None
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise RefusedError(400, "Invalid request: the body is not JSON") from None
     if not isinstance(found, dict):
         raise RefusedError(400, "Invalid request: the body is not a JSON object")

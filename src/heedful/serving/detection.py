@@ -9,7 +9,7 @@ from typing import Any
 SCRIPTS = {
     "zh": r"[\u4e00-\u9fff]", "ja": r"[\u3040-\u30ff]", "ko": r"[\uac00-\ud7af]", "ar": r"[\u0600-\u06ff]",
     "he": r"[\u0590-\u05ff]", "el": r"[\u0370-\u03ff]", "th": r"[\u0e00-\u0e7f]", "hi": r"[\u0900-\u097f]",
-    "ru": r"[\u0400-\u04ff]", "uk": r"[іїєґ]",
+    "ru": r"[\u0400-\u04ff]", "uk": r"[\u0400-\u04ff]", "bg": r"[\u0400-\u04ff]",
 }  # fmt: skip
 
 
@@ -18,8 +18,11 @@ def detect(text: str, known: Sequence[str]) -> tuple[str, float]:
     letters = sum(character.isalpha() for character in text)
     if not known or not letters:
         return (known[0] if known else "", 0.0)
+    for code, sign in (("ja", r"[\u3040-\u30ff]"), ("uk", r"[іїєґІЇЄҐ]")):
+        if code in known and re.search(sign, text):
+            return code, 100.0
     shares = {code: len(re.findall(SCRIPTS[code], text)) / letters for code in known if code in SCRIPTS}
-    if shares and max(shares.values()) > 0.3:
+    if [share > 0.3 for share in shares.values()].count(True) == 1:  # several of one script: by their words
         best = max(shares, key=lambda code: shares[code])
         return best, round(100 * min(1.0, shares[best]), 1)
     model = _model()

@@ -128,7 +128,8 @@ class Engine:
                 if age < self.wait and not self._is_full() and not self._closed:
                     self._changed.wait(self.wait - age)
                     continue
-                return self._take()
+                if batch := self._take():  # none, if all have gone meanwhile
+                    return batch
 
     def _budget(self, settings: Settings) -> int:
         config = settings.config
@@ -156,10 +157,12 @@ class Engine:
         return batch
 
     def _translate(self, batch: list[Job]) -> None:
-        began = time.monotonic()
         batch = [job for job in batch if job.future.set_running_or_notify_cancel()]
-        if not batch:
-            return
+        if batch:
+            self._answer(batch)
+
+    def _answer(self, batch: list[Job]) -> None:
+        began = time.monotonic()
         settings = batch[0].settings
         try:
             found = self.translator.translate(
@@ -170,9 +173,12 @@ class Engine:
                 history=settings.history,
                 dropped=lambda index: batch[index].gone,
             )
-        except Exception as error:  # whatever it is, those who wait must hear of it
-            for job in batch:
-                job.future.set_exception(error)
+        except Exception as error:  # whatever it is, those who wait must hear of it, and only those it concerns
+            if len(batch) == 1:
+                batch[0].future.set_exception(error)
+            else:
+                for job in batch:
+                    self._answer([job])
             return
         for job, translation in zip(batch, found, strict=True):
             job.future.set_result(translation)

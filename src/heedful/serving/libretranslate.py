@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from heedful.decoding.generation import GenerationConfig
-from heedful.serving.context import Context, read_fields
+from heedful.serving.context import Context, clean, read_fields
 from heedful.serving.detection import detect
 from heedful.serving.engine import Settings
 from heedful.serving.limits import RefusedError, bearer
@@ -162,7 +162,8 @@ class _Pieces:
         self.parts: list[str] = []
         for piece in flat:
             inner = piece.strip()
-            if not inner or (self.html and TAG.fullmatch(piece)):
+            wordless = self.html and not any(map(str.isalnum, html.unescape(inner)))
+            if not inner or wordless or (self.html and TAG.fullmatch(piece)):
                 self.frame.append(piece)
                 continue
             before, after = piece[: piece.index(inner)], piece[piece.index(inner) + len(inner) :]
@@ -195,7 +196,7 @@ def _texts(fields: dict[str, Any]) -> tuple[list[str], bool]:
     texts = q if isinstance(q, list) else [q]
     if not texts or not all(isinstance(text, str) for text in texts):
         raise RefusedError(400, "Invalid request: q is not a text or a list of texts")
-    return [text.encode("utf-8", "replace").decode("utf-8") for text in texts], isinstance(q, list)
+    return [clean(text) for text in texts], isinstance(q, list)
 
 
 def _text(fields: dict[str, Any], name: str, default: str | None = None) -> str:
@@ -204,7 +205,7 @@ def _text(fields: dict[str, Any], name: str, default: str | None = None) -> str:
         raise RefusedError(400, f"Invalid request: missing {name} parameter")
     if not isinstance(value, str):
         raise RefusedError(400, f"Invalid request: {name} is not a text")
-    return value
+    return clean(value)
 
 
 def _count(fields: dict[str, Any]) -> int:

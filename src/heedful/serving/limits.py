@@ -80,9 +80,10 @@ def read_keys(file: Path | None, environment: str | None) -> list[str]:
     found = environment.split(",") if environment else []
     if file is not None:
         found += file.read_text(encoding="utf-8").splitlines()
-        if not any(line.strip() for line in found):
-            raise ValueError(f"{file} holds no API key")
-    return [key.strip() for key in found if key.strip()]
+    keys = [key.strip() for key in found if key.strip()]
+    if not keys and (file is not None or environment):
+        raise ValueError(f"{file or 'HEEDFUL_API_KEYS'} holds no API key")
+    return keys
 
 
 def bearer(headers: Any) -> str | None:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.stops import until
 from heedful.generator import Piece
-from heedful.serving.context import Context
+from heedful.serving.context import Context, clean
 from heedful.serving.libretranslate import REFUSALS
 from heedful.serving.limits import RefusedError, bearer
 from heedful.serving.models import Writing
@@ -82,7 +82,7 @@ def routes(context: Context) -> APIRouter:
     async def completions(asked: Completion, request: Request) -> Response:
         """Continue a prompt, or several."""
         context.keys.check(bearer(request.headers))
-        prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
+        prompts = [clean(one) for one in ([asked.prompt] if isinstance(asked.prompt, str) else asked.prompt)]
         if not prompts:
             raise RefusedError(400, "prompt is an empty list; send at least one")
         context.check_size(prompts)
@@ -111,6 +111,7 @@ async def _whole(
     context: Context, request: Request, writing: Writing, prompts: list[str], asked: Completion
 ) -> dict[str, Any]:
     gone = asyncio.Event()
+    deadline = asyncio.get_running_loop().time() + context.options.timeout
     choices: list[dict[str, Any]] = []
     written = 0
     for prompt in prompts:
@@ -120,12 +121,10 @@ async def _whole(
             pieces[row].append(piece)
             return not gone.is_set()
 
-        work = asyncio.get_running_loop().run_in_executor(None, _write, writing, prompt, asked, told)
-        deadline = asyncio.get_running_loop().time() + context.options.timeout
+        work = asyncio.get_running_loop().run_in_executor(None, _write, writing, prompt, asked, told, gone)
         while not (await asyncio.wait([work], timeout=0.25))[0]:
             if asyncio.get_running_loop().time() > deadline or await request.is_disconnected():
-                gone.set()
-                await asyncio.wait([work])
+                gone.set()  # it ends at its next token, or does not begin
                 raise RefusedError(503, "this took too long; ask for fewer tokens", {"Retry-After": "5"})
         for row, (reason, rest) in zip(pieces, await work, strict=True):
             written += len(row)
@@ -147,7 +146,7 @@ async def _streamed(writing: Writing, prompts: list[str], asked: Completion) -> 
                 loop.call_soon_threadsafe(events.put_nowait, (row, piece))
                 return not gone.is_set()
 
-            work = loop.run_in_executor(None, _write, writing, prompt, asked, told)
+            work = loop.run_in_executor(None, _write, writing, prompt, asked, told, gone)
             work.add_done_callback(lambda _, events=events: events.put_nowait(None))  # type: ignore[misc]
             while (event := await events.get()) is not None:
                 row, piece = event
@@ -162,7 +161,7 @@ async def _streamed(writing: Writing, prompts: list[str], asked: Completion) -> 
         gone.set()
 
 
-def _write(writing: Writing, prompt: str, asked: Completion, told: Any) -> list[tuple[str, str]]:
+def _write(writing: Writing, prompt: str, asked: Completion, told: Any, gone: asyncio.Event) -> list[tuple[str, str]]:
     """For each continuation why it ended, and what was held back of it in case it became a stop string."""
     config, count = asked.generation(), asked.n or 1
     tokens: list[list[int]] = [[] for _ in range(count)]
@@ -174,6 +173,8 @@ def _write(writing: Writing, prompt: str, asked: Completion, told: Any) -> list[
         return bool(told(row, piece))
 
     with writing.lock:
+        if gone.is_set():
+            return [("length", "")] * count
         writing.generator.stream(prompt, config, heard)
     found = []
     for row, written in zip(shown, tokens, strict=True):

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from heedful.decoding.beam import History
 from heedful.decoding.generation import GenerationConfig
 from heedful.inspection.attention import look
-from heedful.serving.context import Context
+from heedful.serving.context import Context, clean
 from heedful.serving.engine import Settings
 from heedful.serving.libretranslate import REFUSALS
 from heedful.serving.limits import RefusedError, bearer
@@ -56,7 +56,8 @@ class Asked(Body):
 
     def requests(self, texts: list[str]) -> list[Text]:
         try:
-            return [Text(text, self.target_prefix, self.constraints, self.avoid) for text in texts]
+            wanted, banned = [clean(one) for one in self.constraints], [clean(one) for one in self.avoid]
+            return [Text(clean(text), clean(self.target_prefix), wanted, banned) for text in texts]
         except ValueError as error:
             raise RefusedError(400, str(error)) from None
 
@@ -120,21 +121,25 @@ def routes(context: Context) -> APIRouter:
     async def inspect(asked: Inspected, request: Request) -> dict[str, Any]:
         """Tokens, the attention of every layer and head, the candidates of every step, the tree of the beam."""
         context.keys.check(bearer(request.headers))
-        context.check_size([asked.text])
+        text = clean(asked.text)
+        context.check_size([text])
         model = _translating(context, asked.model)
-        size = len(model.translator.source.encode([asked.text.strip()])[0])
-        if size > MOST_TOKENS:
-            raise RefusedError(400, f"too long to look inside: {size} tokens are more than {MOST_TOKENS}")
+        size, most = (
+            len(model.translator.source.encode([text.strip()])[0]),
+            min(MOST_TOKENS, model.translator.limit - 1),
+        )
+        if size > most:
+            raise RefusedError(400, f"too long to look inside: {size} tokens are more than {most}")
         settings = Settings(GenerationConfig(num_beams=asked.num_beams), history=True)
-        (found,) = await context.translate(request, model, [Text(asked.text, asked.target_prefix)], settings)
-        return await run_in_threadpool(inspected, model.translator, asked.text, found)
+        (found,) = await context.translate(request, model, [Text(text, clean(asked.target_prefix))], settings)
+        return await run_in_threadpool(inspected, model.translator, text, found)
 
     @router.post("/next", responses=NO_MODEL)
     async def following(asked: Looked, request: Request) -> dict[str, Any]:
         """What a language model would write next, and what each of its heads looks at."""
         context.keys.check(bearer(request.headers))
         writing = _writing(context, asked.model)
-        return await run_in_threadpool(_next, writing, asked.text, asked.top)
+        return await run_in_threadpool(_next, writing, clean(asked.text), asked.top)
 
     return router
 
@@ -182,15 +187,18 @@ def told(translator: Translator, found: Translation) -> dict[str, Any]:
 
 def _confidence(tokenizer: Tokenizer, found: Translation) -> list[dict[str, Any]]:
     """Each word with the probability of its least likely token: a chain is as sure as its weakest link."""
-    words: list[dict[str, Any]] = []
+    words: list[tuple[list[int], float]] = []
     for token, log_prob in zip(found.tokens, found.token_log_probs, strict=False):
-        piece = tokenizer.decode([[token]])[0]
-        if words and not piece[:1].isspace():
-            words[-1]["text"] += piece
-            words[-1]["probability"] = min(words[-1]["probability"], math.exp(log_prob))
+        starts = tokenizer.decode([[token]])[0][:1].isspace()
+        if words and not starts:
+            before, probability = words[-1]
+            words[-1] = ([*before, token], min(probability, math.exp(log_prob)))
         else:
-            words.append({"text": piece.strip(), "probability": math.exp(log_prob)})
-    return words
+            words.append(([token], math.exp(log_prob)))
+    texts = tokenizer.decode([tokens for tokens, _ in words])
+    return [
+        {"text": text.strip(), "probability": probability} for text, (_, probability) in zip(texts, words, strict=True)
+    ]
 
 
 def tokens_of(tokenizer: Tokenizer, tokens: list[int]) -> list[dict[str, Any]]:
