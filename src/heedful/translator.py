@@ -276,6 +276,10 @@ class Translator:
         groups = [drawn[start : start + copies] for start in range(0, len(drawn), copies)]
         return [sorted(group, key=lambda hypothesis: -hypothesis.score) for group in groups]
 
+    def parts(self, text: str) -> list[str]:
+        """The text as it is translated: whole, or in parts if it is too long for the model."""
+        return [text.strip()] if self._fits(text.strip()) else self._parts(text.strip())
+
     def _split(self, requests: list[Request]) -> tuple[list[Request], list[int]]:
         """Texts longer than the model has learned to read are cut at the ends of sentences, or else of words. What is
         asked of the translation is asked of the first part."""

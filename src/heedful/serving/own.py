@@ -124,15 +124,14 @@ def routes(context: Context) -> APIRouter:
         text = clean(asked.text)
         context.check_size([text])
         model = _translating(context, asked.model)
-        size, most = (
-            len(model.translator.source.encode([text.strip()])[0]),
-            min(MOST_TOKENS, model.translator.limit - 1),
-        )
-        if size > most:
-            raise RefusedError(400, f"too long to look inside: {size} tokens are more than {most}")
+        first, *others = model.translator.parts(text)
+        size = len(model.translator.source.encode([first])[0])
+        if size > MOST_TOKENS:
+            raise RefusedError(400, f"too long to look inside: {size} tokens are more than {MOST_TOKENS}")
         settings = Settings(GenerationConfig(num_beams=asked.num_beams), history=True)
-        (found,) = await context.translate(request, model, [Text(text, clean(asked.target_prefix))], settings)
-        return await run_in_threadpool(inspected, model.translator, text, found)
+        (found,) = await context.translate(request, model, [Text(first, clean(asked.target_prefix))], settings)
+        seen = await run_in_threadpool(inspected, model.translator, first, found)
+        return {**seen, "warnings": ["only the first part of this long text is shown inside"] if others else []}
 
     @router.post("/next", responses=NO_MODEL)
     async def following(asked: Looked, request: Request) -> dict[str, Any]:

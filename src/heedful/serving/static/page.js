@@ -88,6 +88,7 @@ async function translate() {
     const data = await ask("api/inspect", { text, model: $("model").value, target_prefix: state.prefix });
     if (turn !== state.turn) return;
     state.data = data;
+    if (data.warnings.length) problem([...state.translation.warnings, ...data.warnings].join("; "));
     showInside();
   } catch (error) {
     if (turn === state.turn) problem(error.message);
