@@ -177,6 +177,10 @@ def test_a_shortlist_is_learned_with_the_model(folder, translator):
     translator.shortlist = Shortlist.load(folder)
     try:
         assert translator.translate(["a b c"])[0].text
+        bare = Shortlist(torch.full((999, 1), 2), torch.tensor([2]), joint=False)  # nothing but the end
+        translator.shortlist = bare
+        (found,) = translator.translate([Request("a b c", required=["h g"], prefix="j")])
+        assert found.text.startswith("j") and "h g" in found.text
     finally:
         translator.shortlist = None
 

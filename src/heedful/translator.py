@@ -200,10 +200,8 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         rows = self.source.encode([request.text for request in requests])
         found: list[list[Hypothesis]] = [[] for _ in rows]
-        for demanding in (
-            False,
-            True,
-        ):  # phrases that are required change the search, so they have batches of their own
+        for demanding in (False, True):
+            # Phrases that are required change the search, so they have batches of their own.
             asked = [i for i, row in enumerate(rows) if row and bool(requests[i].required) is demanding]
             if not asked:
                 continue
@@ -237,6 +235,8 @@ class Translator:
             for wanted, some in zip(batch, least, strict=True)
         ]
         most = min([max(limits), *(model.decoder.position.limit or max(limits) for model in self.models)])
+        if most < max(least):
+            raise ValueError(f"what must be written takes {max(least)} tokens, but the model writes at most {most}")
         limits = [min(limit, most) for limit in limits]
         rules = Rules(
             config=config,
@@ -252,9 +252,9 @@ class Translator:
             stops=Stops(self.target, config.stop_strings) if config.stop_strings else None,
         )
         source, valid = (tensor.to(self.device) for tensor in pad([wanted.tokens for wanted in batch], last=EOS))
+        allowed = self._allowed(source, prefixes, required)
         steppers: list[Stepper] = [
-            EncoderDecoderStepper(model, source, valid, length=max(limits), shortlist=self.shortlist)
-            for model in self.models
+            EncoderDecoderStepper(model, source, valid, length=max(limits), allowed=allowed) for model in self.models
         ]
         stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
         first = torch.full((len(batch),), BOS, device=self.device)
@@ -346,6 +346,15 @@ class Translator:
                     written += text[begin:end]
                 start = place + 1
         return written
+
+    def _allowed(self, source: Tensor, prefixes: list[list[int]], required: list[list[Phrase]]) -> Tensor | None:
+        """With a shortlist, the words each sentence may use: its own, and those it must; sentences vocab."""
+        if self.shortlist is None:
+            return None
+        allowed = self.shortlist.allowed(source, self.models[0].config.vocab)
+        for row, (prefix, phrases) in enumerate(zip(prefixes, required, strict=True)):
+            allowed[row, [*prefix, *(token for phrase in phrases for form in phrase.forms for token in form)]] = True
+        return allowed
 
     def _required(self, phrases: Sequence[str]) -> list[Phrase]:
         plain = [phrase.strip() for phrase in phrases if phrase.strip()]

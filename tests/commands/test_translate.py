@@ -56,13 +56,15 @@ def test_files_beams_and_both_spellings(place):
 def test_json_lines_carry_wishes_in_and_all_there_is_to_tell_out(place):
     asked = [{"text": "a b c", "id": 7}, {"text": "d e", "constraints": ["h g"], "avoid": ["d"]}, {"text": "f"}]
     options = ["--format", "jsonl", "--alignment", "--history", "--shortlist", "--stop", "zz", "--n-best", 2]
-    lines = "".join(json.dumps(line) + "\n" for line in [*asked, {"text": "a", "avoid": "b"}])
+    odd = [{"text": "a", "avoid": "b"}, {"text": "a", "avoid": ["b"], "constraints": ["a b"]}]
+    lines = "".join(json.dumps(line) + "\n" for line in [*asked, *odd])
     code, out, said = heedful(place, "translate", "a", *options, stdin=lines.encode())
     assert code == 0 and not said, said
-    first, second, _, bad = map(json.loads, out.splitlines())
+    first, second, _, bad, torn = map(json.loads, out.splitlines())
     assert first["id"] == 7 and len(first["translations"]) == 2 and isinstance(first["alignment"], list)
     assert {"parent", "token", "log_prob", "score", "beam", "ended"} == set(first["history"][0][0])
     assert "h g" in second["translation"]
+    assert torn["error"] == "the phrase 'a b' is required, but 'b' is banned" and not torn["translation"]
     assert bad["error"] == "avoid is not a list of phrases" and not bad["translation"]
 
 
@@ -78,7 +80,7 @@ def test_mistakes_in_wishes(place, monkeypatch, capsys):
     said = refused(monkeypatch, capsys, "translate", "a", "--num-beam-groups", 2)
     assert "num_beam_groups and diversity_penalty go together" in said
     said = refused(monkeypatch, capsys, "translate", "a", "--mbr", 4, "--required", "x")
-    assert "--mbr chooses among samples; leave out --required, --history and --num-beam-groups" in said
+    assert "--mbr chooses among samples; leave out --required, --history, --num-beam-groups, alignments" in said
     assert "quantize 'int4' is not known; known: int8" in refused(
         monkeypatch, capsys, "evaluate", "a", "p.tsv", "--quantize", "int4"
     )

@@ -55,7 +55,9 @@ def test_it_is_found_again_in_the_folder(few, tmp_path):
 
 def write(model, source, shortlist):
     config = GenerationConfig(num_beams=3, num_return_sequences=2)
-    stepper = EncoderDecoderStepper(model, source, None, length=9, shortlist=shortlist)
+    stepper = EncoderDecoderStepper(
+        model, source, None, length=9, allowed=shortlist and shortlist.allowed(source, VOCAB)
+    )
     rules = Rules(config=config, eos=2)
     return search(
         stepper, torch.ones(len(source), dtype=torch.long), config, eos=2, limits=[8] * len(source), rules=rules

@@ -28,7 +28,7 @@ def train(
     valid: Annotated[list[Path] | None, typer.Option(help="Validation pairs. Without, some are held out.")] = None,
     test: Annotated[list[Path] | None, typer.Option(help="Test pairs, kept apart from the training.")] = None,
     budget: Annotated[
-        str, typer.Option(help="20m, 1h30m, 5000steps, 3epochs, 10Mtokens: model, batch and steps are picked for it.")
+        str, typer.Option(help="20m, 1h30m, 5000steps, 3epochs, 10Mtokens: vocabulary, model, batch, steps are picked.")
     ] = "",
     cache: Annotated[
         Path | None, typer.Option(help="Where tokenised corpora are kept.", show_default="~/.cache/heedful")

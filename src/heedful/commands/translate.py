@@ -87,8 +87,8 @@ def translate(
         raise ValueError(f"format {form!r} is not one of {', '.join(FORMATS)}")
     given = {**locals(), "stop_strings": stop_strings or []}
     config = parse(GenerationConfig, {name: given[name] for name in GenerationConfig.model_fields if name in given})
-    if mbr and (required or history or num_beam_groups > 1):
-        raise ValueError("--mbr chooses among samples; leave out --required, --history and --num-beam-groups")
+    if mbr and (required or history or alignment or num_beam_groups > 1 or form in ("pharaoh", "words")):
+        raise ValueError("--mbr chooses among samples; leave out --required, --history, --num-beam-groups, alignments")
     if source != "-" and output != "-" and Path(source).resolve() == Path(output).resolve():
         raise ValueError("the input would be overwritten; give --output another name")
     translator = load(*models, quantize=quantize, shortlist=shortlist)
@@ -122,14 +122,18 @@ def translate(
 
 
 def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "Request":
+    """What a line asks for. If it contradicts itself, it says so and comes out empty; the other lines go on."""
     from heedful.translator import Request
 
-    return Request(
-        entry["text"],
-        prefix=str(entry.get("target_prefix") or ""),
-        required=[*required, *map(str, entry.get("constraints", ()))],
-        banned=[*banned, *map(str, entry.get("avoid", ()))],
-    )
+    wanted = [*required, *map(str, entry.get("constraints", ()))]
+    unwanted = [*banned, *map(str, entry.get("avoid", ()))]
+    try:
+        return Request(entry["text"], str(entry.get("target_prefix") or ""), wanted, unwanted)
+    except ValueError as error:
+        if not entry.get("constraints") and not entry.get("avoid"):  # it is the command that contradicts itself
+            raise
+        entry["error"] = str(error)
+        return Request("")
 
 
 @contextmanager
@@ -190,12 +194,14 @@ def _shown(number: int, given: dict[str, Any], found: "Translation", form: str) 
             data["translations"] = [one.text for one in every]
             data["scores"] = [round(one.score, 6) for one in every]
         return json.dumps(data, ensure_ascii=False) + "\n"
+    texts = [one.text.replace("\n", " ") for one in every]
     if form == "nbest":
         rows = [
-            f"{number} ||| {one.text} ||| log_prob= {sum(one.token_log_probs):.6f} ||| {one.score:.6f}" for one in every
+            f"{number} ||| {text} ||| log_prob= {sum(one.token_log_probs):.6f} ||| {one.score:.6f}"
+            for text, one in zip(texts, every, strict=True)
         ]
         return "\n".join(rows) + "\n"
-    return "\n".join(one.text.replace("\n", " ") for one in every) + "\n"
+    return "\n".join(texts) + "\n"
 
 
 def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:

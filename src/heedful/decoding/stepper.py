@@ -7,7 +7,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from heedful.decoding.shortlist import Shortlist
 from heedful.model.decoder_only import DecoderOnly
 from heedful.model.encoder_decoder import EncoderDecoder
 
@@ -27,8 +26,8 @@ class Stepper(Protocol):
 class EncoderDecoderStepper:
     """The source is read once; its keys and values are shared by all rows of a sentence.
 
-    With a shortlist only the words of the batch's sentences are scored, and each sentence may use only its own, so that
-    its neighbours do not matter.
+    `allowed` (sentences vocab): the words each sentence may use. Only those of some sentence are scored, and each
+    sentence has its own, so that its neighbours do not matter.
     """
 
     def __init__(
@@ -38,15 +37,14 @@ class EncoderDecoderStepper:
         valid: Tensor | None,
         *,
         length: int,
-        shortlist: Shortlist | None = None,
+        allowed: Tensor | None = None,
     ) -> None:
         self.model = model
         self.memory = model.encode(source, valid=valid)
         self.cache = model.new_cache(length)
         self.logits: Callable[[Tensor], Tensor] = model.logits
         self.words: Tensor | None = None
-        if shortlist is not None:
-            allowed = shortlist.allowed(source, model.config.vocab)
+        if allowed is not None:
             self.words = allowed.any(0).nonzero()[:, 0]
             self.logits, self.allowed = model.narrowed(self.words), allowed[:, self.words]
 

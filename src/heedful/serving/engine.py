@@ -90,7 +90,7 @@ class Engine:
         with self._changed:
             if self._closed:
                 raise ClosedError
-            if len(self._queue) + len(jobs) > self.limit:
+            if sum(not job.gone for job in self._queue) + len(jobs) > self.limit:
                 raise BusyError
             self._queue.extend(jobs)
             self._changed.notify_all()

@@ -107,7 +107,7 @@ def _largest(recipe: Recipe, task: Task, world: World, *, epoch: int, seconds: f
         if speed * 3 * work[0] / work[1] < wanted:  # even if it used the machine three times as well
             break
         next_speed = _speed(candidate, task, world)
-        if next_speed < wanted:
+        if next_speed < wanted or not _fits(candidate, task, world):
             break
         size, chosen, speed = next_size, candidate, next_speed
     return size, chosen, speed
