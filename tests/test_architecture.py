@@ -1,6 +1,8 @@
 """The import direction of the design: parts import upwards only, and nothing imports in a circle."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "heedful"
@@ -97,6 +99,12 @@ def test_text_never_imports_torch():
     for name, path in modules().items():
         if part_of(name) == "text":
             assert "import torch" not in path.read_text(encoding="utf-8"), name
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys, heedful.commands.main; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "numpy", "pydantic", "yaml", "tokenizers", "sacrebleu", "fastapi", "matplotlib"} & set(loaded)
 
 
 def test_init_files_re_export_nothing():

@@ -117,6 +117,8 @@ def test_giving_wants_a_dative_and_an_accusative():
     )
     assert said(meaning) == ("The farmer gives the dog a sour apple.", "Der Bauer gibt dem Hund einen sauren Apfel.",
                              "农民给狗一个酸的苹果。")  # fmt: skip
+    known = replace(meaning, object=phrase("this sour apple"), tense="past")
+    assert said(known)[2] == "农民把这个酸的苹果给了狗。"
 
 
 def test_clauses_about_a_noun_come_after_it_in_german_and_before_it_in_chinese():
@@ -129,7 +131,7 @@ def test_clauses_about_a_noun_come_after_it_in_german_and_before_it_in_chinese()
     meaning = replace(clause("the man", "read", "this book", tense="past"), object=thing)
     assert said(meaning) == ("The man read this book that the woman bought.",
                              "Der Mann hat dieses Buch gelesen, das die Frau gekauft hat.",
-                             "男人读了这本女人买的书。")  # fmt: skip
+                             "男人读了女人买的这本书。")  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from heedful.config import parse
-
 
 def generate(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
@@ -35,6 +33,7 @@ def generate(
 
       heedful generate runs/book --greedy --max-new-tokens 50 < prompt.txt
     """
+    from heedful.config import parse
     from heedful.decoding.generation import GenerationConfig
     from heedful.generator import load
 

@@ -9,8 +9,6 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.config import parse
-
 if TYPE_CHECKING:
     from heedful.translator import Request, Translation
 
@@ -80,6 +78,7 @@ def translate(
 
       echo "The screw is loose." | heedful translate runs/my-model --required Schraube
     """
+    from heedful.config import parse
     from heedful.decoding.generation import GenerationConfig
     from heedful.translator import load
 

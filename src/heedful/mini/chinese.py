@@ -7,6 +7,7 @@ SOME = {"the+": "那些", "these": "这些", "many": "很多"}
 OWN = {"my": "我的", "his": "他的", "her": "她的", "our": "我们的"}
 PEOPLE = {"I": "我", "he": "他", "she": "她", "it": "它", "we": "我们", "they": "他们"}
 LINKS = {"because": "因为", "although": "尽管"}
+NEW = ("a", "two", "three", "many")  # determiners of what was not spoken of before
 MODAL = {"can": "能", "must": "必须", "want to": "想"}
 
 
@@ -32,22 +33,26 @@ def clause(meaning: Clause, *, asked: bool = False) -> str:
 
 
 def subject(meaning: Subject) -> str:
-    """One that is new is brought in by 有."""
+    """One that is new is brought in by 有, unless a clause that stands before it does so."""
     if isinstance(meaning, Pronoun):
         return PEOPLE[meaning.word]
-    return ("有" if meaning.determiner in ("a", "two", "three") else "") + phrase(meaning)
+    introduced = meaning.relative is not None and meaning.relative.subject is not None
+    return ("有" if meaning.determiner in ("a", "two", "three") and not introduced else "") + phrase(meaning)
 
 
 def phrase(meaning: Phrase, *, denied: bool = False) -> str:
     """Determiner and measure word, what describes it, the noun: 一本红色的书, 这个读书的男人.
 
-    `denied`: there is none of it, so it is not counted.
+    A clause with a subject of its own stands before all that, or its subject would be taken for what is counted:
+    男人买的这本书. `denied`: there is none of it, so it is not counted.
     """
     noun, adjective = meaning.noun, meaning.adjective
     described = adjective.zh + ("的" if adjective.linked else "") if adjective is not None else ""
-    if meaning.relative is not None:
-        inner = meaning.relative
-        described = (_predicate(inner) if inner.subject is None else _about_object(inner)) + "的"
+    clause_before = ""
+    if meaning.relative is not None and meaning.relative.subject is not None:
+        clause_before = _about_object(meaning.relative) + "的"
+    elif meaning.relative is not None:
+        described = _predicate(meaning.relative) + "的"
     determiner = meaning.determiner
     if denied and determiner == "a":
         first = ""
@@ -55,7 +60,7 @@ def phrase(meaning: Phrase, *, denied: bool = False) -> str:
         first = COUNT[determiner] + noun.measure
     else:
         first = SOME.get(determiner, "") or OWN.get(determiner, "")
-    return first + described + noun.zh
+    return clause_before + first + described + noun.zh
 
 
 def _about_object(meaning: Clause) -> str:
@@ -89,4 +94,6 @@ def _predicate(meaning: Clause) -> str:
     sign = "了" if past else ""
     if before:
         return f"{time}{denied}{helping}{place}{before}{thing}{word}{sign}{after}"
+    if to and meaning.object is not None and meaning.object.determiner not in NEW:
+        return f"{time}{denied}{helping}{place}把{thing}{word}{sign}{to}"  # what is known already comes first
     return f"{time}{denied}{helping}{place}{word}{sign}{to}{thing}"

@@ -20,8 +20,8 @@ cook cooks          | Koch m Köche                 | 厨师 个   | person grow
 painter painters    | Maler m Maler                | 画家 位   | person grown he
 pilot pilots        | Pilot m Piloten *            | 飞行员 个 | person grown he
 soldier soldiers    | Soldat m Soldaten *          | 士兵 个   | person grown he
-king kings          | König m Könige               | 国王 个   | person grown he
-queen queens        | Königin f Königinnen         | 女王 个   | person grown she
+king kings          | König m Könige               | 国王 位   | person grown he
+queen queens        | Königin f Königinnen         | 女王 位   | person grown she
 sister sisters      | Schwester f Schwestern       | 姐姐 个   | person kin she
 brother brothers    | Bruder m Brüder              | 哥哥 个   | person kin he
 aunt aunts          | Tante f Tanten               | 阿姨 个   | person kin grown she
