@@ -2,14 +2,19 @@
 
     python benchmarks/serving.py runs/my-model --lines test.en
     python benchmarks/serving.py runs/my-model --lines test.en --clients 1 64 --seconds 5
+    python benchmarks/serving.py runs/my-model --lines test.en --soak 10000
 
 Each client sends one sentence at a time and waits for the answer. `one at a time` is the same server told to translate
 one request after the other (one stream, batches of one sentence, all threads): what there would be without the engine.
+`--soak` sends so many requests by 64 clients, beside a thousand connections that say nothing, and prints the server's
+memory as it goes.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -42,9 +47,13 @@ def main() -> None:
     parser.add_argument("--lines", type=Path, required=True, help="sentences to send, one a line")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--seconds", type=float, default=8)
+    parser.add_argument("--soak", type=int, default=0, help="so many requests, for the memory, and nothing else")
     options = parser.parse_args()
     lines = [line for line in options.lines.read_text(encoding="utf-8").splitlines() if line.strip()][:500]
     expected = offline(options.model, lines)
+    if options.soak:
+        soak(options.model, options.soak, lines, expected)
+        return
     print("| server | clients | answers | lost | wrong | sentences/s | p50 ms | p95 ms | p99 ms | its memory, MiB |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     rates: dict[tuple[str, int], float] = {}
@@ -59,6 +68,21 @@ def main() -> None:
     for clients in options.clients:
         ratio = rates["engine", clients] / rates["one at a time", clients]
         print(f"{clients} clients: {ratio:.1f} times as many sentences a second as one at a time")
+
+
+def soak(model: Path, count: int, lines: list[str], expected: dict[str, str]) -> None:
+    print("| answers so far | lost | wrong | server's memory, MiB |\n|---:|---:|---:|---:|")
+    answers = lost = wrong = shown = 0
+    server = serving(model, [])
+    with server as port, contextlib.ExitStack() as idle:
+        for _ in range(1000):
+            idle.enter_context(socket.create_connection(("127.0.0.1", port)))
+        while answers < count:
+            result = asyncio.run(load(port, 64, 5, lines, expected))
+            answers, lost, wrong = answers + result.answers, lost + result.lost, wrong + result.wrong
+            if answers >= shown:
+                print(f"| {answers:,} | {lost} | {wrong} | {server.memory():,.0f} |", flush=True)
+                shown += count // 10
 
 
 def offline(model: Path, lines: list[str]) -> dict[str, str]:

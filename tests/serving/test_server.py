@@ -1,8 +1,10 @@
 """The server, asked by the clients people have, by careless ones and by hostile ones."""
 
 import asyncio
+import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -20,6 +22,7 @@ from openai import OpenAI
 
 from heedful.inspection.attention import look
 from heedful.serving.context import Options
+from heedful.serving.libretranslate import split_tags
 from heedful.serving.models import EngineSettings
 from heedful.translator import load
 from tests.serving.running import running, small_models
@@ -43,6 +46,11 @@ def offline(folders):
 
 def translate(server, **fields):
     return httpx.post(f"{server}/translate", json=fields, timeout=30)
+
+
+def connection(server):
+    host, port = server.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
 
 
 ASKED = {"source": "en", "target": "de"}
@@ -174,6 +182,37 @@ def test_large_bodies_are_refused_said_or_not(server):
     assert httpx.get(f"{server}/health").json() == {"status": "ok"}
 
 
+@pytest.mark.parametrize(("path", "error"), [("/api/translate", str), ("/v1/completions", dict)])
+def test_every_api_refuses_in_its_own_words_what_is_too_large_or_too_slow(folders, path, error):
+    with running(list(folders), options=Options(body=1000, reading=0.5)) as (url, _):
+        answer = httpx.post(url + path, content=(b"a" * 100 for _ in range(100)))
+        assert answer.status_code == 413 and isinstance(answer.json()["error"], error)
+        with connection(url) as slow:
+            slow.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_thousands_of_open_connections(server):
+    """As many as this process may open; both ends of each are here."""
+    count = min(2000, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200) // 2)
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(connection(server)) for _ in range(count)]
+        assert translate(server, q="a b", **ASKED).status_code == 200
+        opened[-1].sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert opened[-1].recv(100).startswith(b"HTTP/1.1 200")
+    assert translate(server, q="a b", **ASKED).status_code == 200
+
+
+def test_hostile_html_is_split_in_no_time():
+    for text in ("<!--" * 50_000, "<script>" * 25_000, "<b" * 100_000, "<script>" + "</script" * 20_000):
+        began = time.process_time()
+        assert "".join(split_tags(text)) == text
+        assert time.process_time() - began < 1  # a splitter that looks back takes minutes
+    assert split_tags("a < b <b>bold</b><!-- > --><SCRIPT>1 < 2</script >end") == [
+        "a < b ", "<b>", "bold", "</b>", "", "<!-- > -->", "", "<SCRIPT>1 < 2</script >", "end",
+    ]  # fmt: skip
+
+
 def test_what_is_not_there(server):
     answer = httpx.get(f"{server}/nothing")
     assert (answer.status_code, answer.json()) == (404, {"error": "Not Found"})
@@ -264,8 +303,7 @@ def test_a_client_that_goes_away_frees_its_place(folders):
 
 
 def test_slow_clients_do_not_stop_others(server):
-    host, port = server.removeprefix("http://").split(":")
-    slow = [socket.create_connection((host, int(port))) for _ in range(100)]
+    slow = [connection(server) for _ in range(100)]
     try:
         for one in slow:
             one.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
@@ -352,26 +390,26 @@ def test_too_much_to_look_inside(server):
     assert found["warnings"] == ["only the first part of this long text is shown inside"] and len(found["source"]) < 40
 
 
-def test_no_request_that_the_schema_allows_breaks_the_server(server):
-    """Schemathesis makes them up."""
+def test_no_request_that_the_schema_allows_breaks_the_server(folders):
+    """Schemathesis makes them up. Some ask for more than can be done in the time, which is 503."""
     schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis here")
-    schema = schemathesis.openapi.from_url(f"{server}/openapi.json")
-    for operation in schema.get_all_operations():
-        cases = operation.ok().as_strategy()
+    with running(list(folders), options=Options(timeout=5)) as (url, _):
+        for operation in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations():
 
-        @settings(
-            max_examples=15,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(case=cases)
-        def ask(case):
-            answer = case.call(timeout=60)
-            assert answer.status_code < 500, (case.as_curl_command(), answer.text)
+            @settings(
+                max_examples=15,
+                deadline=None,
+                database=None,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(case=operation.ok().as_strategy())
+            def ask(case):
+                answer = case.call(timeout=60)
+                late = answer.status_code == 503 and "too long" in answer.text
+                assert answer.status_code < 500 or late, (case.as_curl_command(), answer.text)
 
-        ask()
+            ask()
 
 
 def test_a_forced_word_is_taken_and_gone_on_from(server):
@@ -413,6 +451,8 @@ def test_completions_are_streamed(client):
     pieces = list(client.completions.create(**asked, stream=True))
     assert "".join(piece.choices[0].text for piece in pieces) == whole.text
     assert pieces[-1].choices[0].finish_reason == whole.finish_reason and len(pieces) > 5
+    echoed = client.completions.create(**asked, stream=True, echo=True)
+    assert "".join(piece.choices[0].text for piece in echoed) == "the " + whole.text
 
 
 def test_completions_stop_at_strings(client):
@@ -438,6 +478,23 @@ def test_what_a_language_model_would_write_next(server):
     found = httpx.post(f"{server}/api/next", json={"text": "the q", "top": 4}).json()
     assert len(found["next"]) == 4 and len(found["tokens"]) == 5
     assert torch.tensor(found["attention"]["weights"]).shape[2:] == (5, 5)
+
+
+def test_those_who_wait_for_a_language_model_are_bounded_and_so_is_their_time(folders):
+    asked = {"model": "book", "prompt": ["the "] * 200, "max_tokens": 500, "n": 16}
+    with running(list(folders), options=Options(timeout=0.05)) as (url, context):
+        assert httpx.post(f"{url}/v1/completions", json=asked).status_code == 503
+        streamed = httpx.post(f"{url}/v1/completions", json={**asked, "stream": True})
+        assert "this took too long" in streamed.text and streamed.text.endswith("data: [DONE]\n\n")
+        (model,) = context.models.writing
+        model.limit = 0
+        for stream in (True, False):
+            answer = httpx.post(f"{url}/v1/completions", json={**asked, "stream": stream})
+            assert answer.status_code == 429 and answer.headers["Retry-After"] == "1"
+        until = time.monotonic() + 10
+        while model.waiting and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not model.waiting, "who gave up still writes"
 
 
 # --- the process
@@ -467,3 +524,22 @@ def test_it_finishes_what_it_accepted_and_stops(folders):
     finally:
         process.kill()
         process.stderr.close()
+
+
+def test_killed_in_the_middle_it_leaves_nobody_waiting(folders):
+    process, url = start(folders[0], "--wait", "0.8", "--no-access-log")
+    with connection(url) as client:
+        client.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 38\r\n\r\n")
+        client.sendall(b'{"q":"a b","source":"en","target":"de"')
+        process.kill()
+        process.wait(20)
+        process.stderr.close()
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(100) == b""
+    again, url = start(folders[0], "--port", url.rsplit(":", 1)[1], "--no-access-log")
+    try:
+        assert translate(url, q="a b", **ASKED).status_code == 200
+    finally:
+        again.kill()
+        again.wait(20)
+        again.stderr.close()

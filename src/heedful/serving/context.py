@@ -17,16 +17,18 @@ from heedful.translator import Request as Text
 from heedful.translator import Translation
 
 POLL = 0.25  # seconds between looks whether a client is still there
-READING = 15.0  # seconds a client may take to send its request
 
 
 @dataclass(frozen=True)
 class Options:
-    """`characters`: of one request; `texts`: in one request; `timeout`: seconds to answer in."""
+    """`characters`: of one request; `texts`: in one request; `reading`: seconds in which a request must
+    arrive; `timeout`: seconds to answer in.
+    """
 
     characters: int = 20_000
     texts: int = 256
     body: int = 1 << 20
+    reading: float = 15.0
     timeout: float = 60.0
     cors: tuple[str, ...] = ()
 
@@ -82,17 +84,10 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-async def read_body(request: Request) -> bytes:
-    try:
-        return await asyncio.wait_for(request.body(), READING)
-    except TimeoutError:
-        raise RefusedError(408, "the request did not arrive in time") from None
-
-
 async def read_fields(request: Request) -> dict[str, Any]:
     """A JSON object, or the fields of a form; a field sent several times is a list."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    body = await read_body(request)
+    body = await request.body()
     if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
         return await _form(request)
     try:

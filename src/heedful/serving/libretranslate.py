@@ -18,7 +18,8 @@ from heedful.translator import Request as Text
 from heedful.translator import Translation
 
 MOST_ALTERNATIVES = 8
-TAG = re.compile(r"(<!--.*?-->|<(?:script|style)\b.*?</(?:script|style)>|<[^>]*>)", re.DOTALL | re.IGNORECASE)
+TAG = re.compile(r"<(?:!--|(?P<raw>script|style)\b|[a-z/!?])", re.IGNORECASE)
+RAW_END = re.compile(r"</(?:script|style)\b", re.IGNORECASE)
 STRING = {"type": "string"}
 ASKED = {
     "q": {"oneOf": [STRING, {"type": "array", "items": STRING}], "description": "text, or several"},
@@ -150,25 +151,51 @@ def _model(context: Context, source: str, target: str) -> Translating | None:
     raise RefusedError(400, f"{target} is not available as a target language from {source}")
 
 
+def split_tags(text: str) -> list[str]:
+    """Text and tags by turns, text first. A comment is a tag, and so are a script and a style with all they hold."""
+    pieces, start = [], 0
+    while (found := TAG.search(text, start)) and (end := _tag_end(text, found)):
+        pieces += [text[start : found.start()], text[found.start() : end]]
+        start = end
+    return [*pieces, text[start:]]
+
+
+def _tag_end(text: str, found: "re.Match[str]") -> int:
+    """The place after it; 0 if it never ends."""
+    if found.group() == "<!--":
+        return _after(text, "-->", found.end())
+    closing = RAW_END.search(text, found.end()) if found["raw"] else found
+    return _after(text, ">", closing.end()) if closing else 0
+
+
+def _after(text: str, mark: str, start: int) -> int:
+    place = text.find(mark, start)
+    return place + len(mark) if place >= 0 else 0
+
+
 class _Pieces:
     """A text taken apart into lines, and at tags where there are any; spaces and tags stay where they are."""
 
     def __init__(self, text: str, form: str) -> None:
         self.html = form == "html"
-        whole = TAG.split(text) if self.html else [text]
-        cut = [piece if self.html and place % 2 else re.split(r"(\r?\n)", piece) for place, piece in enumerate(whole)]
-        flat = [piece for one in cut for piece in ([one] if isinstance(one, str) else one)]
+        whole = split_tags(text) if self.html else [text]
         self.frame: list[str | tuple[str, int, str]] = []
         self.parts: list[str] = []
-        for piece in flat:
-            inner = piece.strip()
-            wordless = self.html and not any(map(str.isalnum, html.unescape(inner)))
-            if not inner or wordless or (self.html and TAG.fullmatch(piece)):
+        for place, piece in enumerate(whole):
+            if place % 2:
                 self.frame.append(piece)
-                continue
-            before, after = piece[: piece.index(inner)], piece[piece.index(inner) + len(inner) :]
-            self.frame.append((before, len(self.parts), after))
-            self.parts.append(html.unescape(inner) if self.html else inner)
+            else:
+                for line in re.split(r"(\r?\n)", piece):
+                    self._add(line)
+
+    def _add(self, line: str) -> None:
+        inner = line.strip()
+        if not inner or (self.html and not any(map(str.isalnum, html.unescape(inner)))):
+            self.frame.append(line)
+            return
+        before, after = line[: line.index(inner)], line[line.index(inner) + len(inner) :]
+        self.frame.append((before, len(self.parts), after))
+        self.parts.append(html.unescape(inner) if self.html else inner)
 
     def join(self, found: Sequence[Translation], count: int) -> tuple[str, list[str]]:
         best = self._join([one.text for one in found])

@@ -1,5 +1,6 @@
-"""What the server does not let through: bodies too large, keys that are wrong."""
+"""What the server does not let through: bodies too large or too slow, keys that are wrong."""
 
+import asyncio
 import hmac
 import json
 from collections.abc import Sequence
@@ -17,40 +18,68 @@ class RefusedError(Exception):
         self.status, self.message, self.headers = status, message, headers or {}
 
 
-class BodyLimit:
-    """Refuses bodies of more than `limit` bytes, whether they say so beforehand or not."""
+def error_body(path: str, status: int, message: str) -> dict[str, Any]:
+    """As the API that was asked writes its errors."""
+    if not path.startswith("/v1/"):
+        return {"error": message}
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self.app, self.limit = app, limit
+
+class WholeBody:
+    """Takes a request in as a whole before anyone works on it: at most `limit` bytes, within `seconds`."""
+
+    def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
+        self.app, self.limit, self.seconds = app, limit, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        try:
+            body = await asyncio.wait_for(self._read(scope, receive), self.seconds)
+        except TimeoutError:
+            await _refuse(scope, send, RefusedError(408, "the request did not arrive in time"))
+        except RefusedError as error:
+            await _refuse(scope, send, error)
+        else:
+            await self.app(scope, _again(body, receive), send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
         told = dict(scope["headers"]).get(b"content-length", b"0")
         if not told.isdigit():
-            await _refuse(send, 400, "the Content-Length is not a number")
-            return
-        if int(told) > self.limit:
-            await _refuse(send, 413, f"the request is larger than {self.limit} bytes")
-            return
-        seen = 0
-
-        async def counted() -> Message:
-            nonlocal seen
+            raise RefusedError(400, "the Content-Length is not a number")
+        body, more = bytearray(), int(told) <= self.limit
+        while more and len(body) <= self.limit:
             message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self.limit:
-                raise RefusedError(413, f"the request is larger than {self.limit} bytes")
-            return message
+            if message["type"] == "http.disconnect":
+                raise RefusedError(499, "the client went away")
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        if max(int(told), len(body)) > self.limit:
+            raise RefusedError(413, f"the request is larger than {self.limit} bytes")
+        return bytes(body)
 
-        await self.app(scope, counted, send)
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """The body in one piece; after it, whatever the connection says."""
+    told = False
+
+    async def next_message() -> Message:
+        nonlocal told
+        if told:
+            return await receive()
+        told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return next_message
 
 
-async def _refuse(send: Send, status: int, message: str) -> None:
-    body = json.dumps({"error": message}).encode()
+async def _refuse(scope: Scope, send: Send, error: RefusedError) -> None:
+    body = json.dumps(error_body(scope["path"], error.status, error.message)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
+    head = [*headers, (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": error.status, "headers": head})
     await send({"type": "http.response.body", "body": body})
 
 

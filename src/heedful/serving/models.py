@@ -2,16 +2,20 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 import heedful
 from heedful.checkpoint import read_config
 from heedful.generator import Generator
-from heedful.serving.engine import Engine, Watch
+from heedful.serving.engine import BusyError, Engine, Watch
 from heedful.translator import Translator
+
+T = TypeVar("T")
 
 # Names of the languages most often met; any other code is its own name.
 NAMES = {
@@ -34,15 +38,35 @@ class Translating:
     translator: Translator
     engine: Engine
 
+    def close(self) -> None:
+        self.engine.close()
 
-@dataclass(frozen=True)
+
 class Writing:
-    """A language model. One text at a time: `lock`."""
+    """A language model. It writes one text after the other; at most `limit` wait."""
 
-    name: str
-    folder: Path
-    generator: Generator
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, name: str, folder: Path, generator: Generator, limit: int = 64) -> None:
+        self.name, self.folder, self.generator, self.limit = name, folder, generator, limit
+        self.waiting = 0
+        self._counting = threading.Lock()
+        self._thread = ThreadPoolExecutor(1)
+
+    def run(self, work: "Callable[..., T]", *arguments: Any) -> "Future[T]":
+        with self._counting:
+            if self.waiting >= self.limit:
+                raise BusyError
+            self.waiting += 1
+        future = self._thread.submit(work, *arguments)
+        future.add_done_callback(lambda _: self._done())
+        return future
+
+    def _done(self) -> None:
+        with self._counting:
+            self.waiting -= 1
+
+    def close(self) -> None:
+        """Finish what was accepted."""
+        self._thread.shutdown()
 
 
 @dataclass(frozen=True)
@@ -103,12 +127,11 @@ class Models:
         with self._changing:
             old = self.all[name]
             self.all[name] = self._load(old.folder, name)
-        if isinstance(old, Translating):
-            old.engine.close()
+        old.close()
 
     def close(self) -> None:
-        for model in self.translating:
-            model.engine.close()
+        for model in self.all.values():
+            model.close()
 
     def _load(self, folder: Path, name: str) -> Translating | Writing:
         found = heedful.load(folder)

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import threading
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -16,13 +17,15 @@ from starlette.responses import Response
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.stops import until
 from heedful.generator import Piece
-from heedful.serving.context import Context, clean
+from heedful.serving.context import POLL, Context, clean
+from heedful.serving.engine import BusyError
 from heedful.serving.libretranslate import REFUSALS
-from heedful.serving.limits import RefusedError, bearer
+from heedful.serving.limits import RefusedError, bearer, error_body
 from heedful.serving.models import Writing
 from heedful.text.tokenizer import EOS
 
 MOST_TOKENS = 4096
+BUSY = RefusedError(429, "Slowdown: too many requests are waiting", {"Retry-After": "1"})
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -88,7 +91,10 @@ def routes(context: Context) -> APIRouter:
         context.check_size(prompts)
         writing = _find(context, asked.model)
         if asked.stream:
-            return StreamingResponse(_streamed(writing, prompts, asked), media_type="text/event-stream")
+            if writing.waiting >= writing.limit:
+                raise BUSY
+            told = _streamed(writing, prompts, asked, context.options.timeout)
+            return StreamingResponse(_events(told), media_type="text/event-stream")
         return JSONResponse(await _whole(context, request, writing, prompts, asked))
 
     return router
@@ -107,22 +113,31 @@ def _described(model: Writing) -> dict[str, Any]:
     return {"id": model.name, "object": "model", "created": created, "owned_by": "heedful"}
 
 
+def _begin(writing: Writing, *asked: Any) -> "asyncio.Future[list[tuple[str, str]]]":
+    """Take a place in the row of those who wait for this model."""
+    try:
+        return asyncio.wrap_future(writing.run(_write, writing, *asked))
+    except BusyError:
+        raise BUSY from None
+    except RuntimeError:  # its thread takes nothing new
+        raise RefusedError(503, "the model is being changed; try again", {"Retry-After": "1"}) from None
+
+
 async def _whole(
     context: Context, request: Request, writing: Writing, prompts: list[str], asked: Completion
 ) -> dict[str, Any]:
-    gone = asyncio.Event()
+    gone = threading.Event()
     deadline = asyncio.get_running_loop().time() + context.options.timeout
     choices: list[dict[str, Any]] = []
     written = 0
     for prompt in prompts:
         pieces: list[list[Piece]] = [[] for _ in range(asked.n or 1)]
 
-        def told(row: int, piece: Piece, pieces: list[list[Piece]] = pieces) -> bool:
+        def told(row: int, piece: Piece, pieces: list[list[Piece]] = pieces) -> None:
             pieces[row].append(piece)
-            return not gone.is_set()
 
-        work = asyncio.get_running_loop().run_in_executor(None, _write, writing, prompt, asked, told, gone)
-        while not (await asyncio.wait([work], timeout=0.25))[0]:
+        work = _begin(writing, prompt, asked, told, gone)
+        while not (await asyncio.wait([work], timeout=POLL))[0]:
             if asyncio.get_running_loop().time() > deadline or await request.is_disconnected():
                 gone.set()  # it ends at its next token, or does not begin
                 raise RefusedError(503, "this took too long; ask for fewer tokens", {"Retry-After": "5"})
@@ -134,34 +149,51 @@ async def _whole(
     return {**_frame(writing), "choices": choices, "usage": _usage(writing, prompts, written)}
 
 
-async def _streamed(writing: Writing, prompts: list[str], asked: Completion) -> AsyncIterator[str]:
-    """An event for each piece. When the client goes away, the generator is closed, and the writing ends."""
+async def _streamed(
+    writing: Writing, prompts: list[str], asked: Completion, timeout: float
+) -> AsyncIterator[dict[str, Any]]:
+    """What each event says. When the client goes away, the generator is closed, and the writing ends."""
     loop, frame = asyncio.get_running_loop(), _frame(writing)
-    gone = asyncio.Event()
+    gone, count = threading.Event(), asked.n or 1
     try:
-        for number, prompt in enumerate(prompts):
-            events: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
+        async with asyncio.timeout(timeout):
+            for number, prompt in enumerate(prompts):
+                events: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
 
-            def told(row: int, piece: Piece, events: "asyncio.Queue[Any]" = events) -> bool:
-                loop.call_soon_threadsafe(events.put_nowait, (row, piece))
-                return not gone.is_set()
+                def told(row: int, piece: Piece, events: "asyncio.Queue[Any]" = events) -> None:
+                    loop.call_soon_threadsafe(events.put_nowait, (row, piece))
 
-            work = loop.run_in_executor(None, _write, writing, prompt, asked, told, gone)
-            work.add_done_callback(lambda _, events=events: events.put_nowait(None))  # type: ignore[misc]
-            while (event := await events.get()) is not None:
-                row, piece = event
-                choice = {"index": number * (asked.n or 1) + row, "text": piece.text, "finish_reason": None}
-                choice["logprobs"] = None if asked.logprobs is None else _log_probs(writing, [piece], asked.logprobs)
-                yield _event({**frame, "choices": [choice]})
-            for row, (reason, rest) in enumerate(await work):
-                last = {"index": number * (asked.n or 1) + row, "text": rest, "finish_reason": reason, "logprobs": None}
-                yield _event({**frame, "choices": [last]})
-        yield "data: [DONE]\n\n"
+                work = _begin(writing, prompt, asked, told, gone)
+                work.add_done_callback(lambda _, events=events: events.put_nowait(None))  # type: ignore[misc]
+                for row in range(count if asked.echo else 0):
+                    yield {**frame, "choices": [_choice(number * count + row, prompt)]}
+                while (event := await events.get()) is not None:
+                    row, piece = event
+                    probs = None if asked.logprobs is None else _log_probs(writing, [piece], asked.logprobs)
+                    yield {**frame, "choices": [_choice(number * count + row, piece.text, probs)]}
+                for row, (reason, rest) in enumerate(await work):
+                    yield {**frame, "choices": [_choice(number * count + row, rest, reason=reason)]}
+    except TimeoutError:
+        yield error_body("/v1/", 503, "this took too long; ask for fewer tokens")
+    except RefusedError as error:
+        yield error_body("/v1/", error.status, error.message)
     finally:
         gone.set()
 
 
-def _write(writing: Writing, prompt: str, asked: Completion, told: Any, gone: asyncio.Event) -> list[tuple[str, str]]:
+async def _events(told: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    async for one in told:
+        yield f"data: {json.dumps(one, ensure_ascii=False)}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def _choice(index: int, text: str, log_probs: Any = None, reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "finish_reason": reason, "logprobs": log_probs}
+
+
+def _write(
+    writing: Writing, prompt: str, asked: Completion, told: Callable[[int, Piece], None], gone: threading.Event
+) -> list[tuple[str, str]]:
     """For each continuation why it ended, and what was held back of it in case it became a stop string."""
     config, count = asked.generation(), asked.n or 1
     tokens: list[list[int]] = [[] for _ in range(count)]
@@ -170,12 +202,12 @@ def _write(writing: Writing, prompt: str, asked: Completion, told: Any, gone: as
     def heard(row: int, piece: Piece) -> bool:
         tokens[row].append(piece.token)
         shown[row] += len(piece.text)
-        return bool(told(row, piece))
+        told(row, piece)
+        return not gone.is_set()
 
-    with writing.lock:
-        if gone.is_set():
-            return [("length", "")] * count
-        writing.generator.stream(prompt, config, heard)
+    if gone.is_set():
+        return [("length", "")] * count
+    writing.generator.stream(prompt, config, heard)
     found = []
     for row, written in zip(shown, tokens, strict=True):
         whole = writing.generator.tokenizer.decode([written])[0]
@@ -207,7 +239,3 @@ def _frame(writing: Writing) -> dict[str, Any]:
 def _usage(writing: Writing, prompts: list[str], written: int) -> dict[str, int]:
     read = sum(map(len, writing.generator.tokenizer.encode(prompts)))
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-
-def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -19,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from heedful import __version__
 from heedful.serving import libretranslate, openai, own, page
 from heedful.serving.context import Context
-from heedful.serving.limits import BodyLimit, RefusedError
+from heedful.serving.limits import RefusedError, WholeBody, error_body
 from heedful.serving.metrics import Metrics
 
 access = logging.getLogger("heedful.access")
@@ -42,7 +41,7 @@ def create_app(context: Context) -> FastAPI:
         """For Prometheus."""
         return Response(context.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    app.add_middleware(BodyLimit, limit=context.options.body)
+    app.add_middleware(WholeBody, limit=context.options.body, seconds=context.options.reading)
     if context.options.cors:
         app.add_middleware(CORSMiddleware, allow_origins=context.options.cors, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(Logged, metrics=context.metrics)
@@ -103,13 +102,7 @@ def log_to_stderr() -> None:
 
 
 def _answer(request: Request, status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    """As the API that was asked writes its errors."""
-    if request.url.path.startswith("/v1/"):
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        error: Any = {"message": message, "type": kind, "param": None, "code": None}
-    else:
-        error = message
-    return JSONResponse({"error": error}, status, headers)
+    return JSONResponse(error_body(request.url.path, status, message), status, headers)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
