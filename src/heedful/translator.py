@@ -24,15 +24,18 @@ from heedful.data.prepare import load_tokenizers
 from heedful.decoding.beam import History, Hypothesis, search
 from heedful.decoding.diverse import diverse_search
 from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.greedy import greedy
 from heedful.decoding.required import Phrase, Required
 from heedful.decoding.rules import Rules
 from heedful.decoding.sampling import sample
 from heedful.decoding.shortlist import Shortlist
 from heedful.decoding.stepper import EncoderDecoderStepper, EnsembleStepper, Stepper
 from heedful.decoding.stops import Stops, until
+from heedful.decoding.streams import Streams, cores
 from heedful.evaluation.metrics import consensus
 from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.model.int8 import quantize_int8
+from heedful.model.quick import quick
 from heedful.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, is_unspaced
 
 CHUNK = 1024  # sentences sorted by length together; also how far a stream reads ahead
@@ -82,7 +85,7 @@ class Translation(Alternative):
 
 class Translator:
     """One model, or several of the same vocabulary whose probabilities are averaged. `aligner`: the head that says
-    which word comes from which; `shortlist`: which words may come of which."""
+    which word comes from which; `shortlist`: which words may come of which; `streams`: batches translated at once."""
 
     def __init__(
         self,
@@ -92,12 +95,14 @@ class Translator:
         limit: int = 256,
         aligner: Aligner | None = None,
         shortlist: Shortlist | None = None,
+        streams: int = 1,
     ) -> None:
         self.models = [model.eval() for model in models]
+        self.decoders = [quick(model) for model in models]
         self.source, self.target = tokenizers[0], tokenizers[-1]
         self.limit = min([limit, *(model.encoder.position.limit or limit for model in models)])
         self.device = next(models[0].parameters()).device
-        self.aligner, self.shortlist = aligner, shortlist
+        self.aligner, self.shortlist, self.streams = aligner, shortlist, streams
 
     def translate(
         self,
@@ -105,20 +110,23 @@ class Translator:
         config: GenerationConfig | None = None,
         *,
         batch_tokens: int = 2048,
+        batch_size: int | None = None,
         alignment: bool = False,
         history: bool = False,
         replace_unknowns: bool = False,
-        dropped: Callable[[int], bool] = lambda index: False,
+        dropped: Callable[[int], bool] | None = None,
     ) -> list[Translation]:
-        """`replace_unknowns`: where the model writes that it does not know the word, the source word it looks at.
-        `dropped`: says of a text, in the middle of the work, that nobody wants it any longer; it comes out as it is."""
+        """A batch has at most `batch_tokens` source tokens, times beams, and `batch_size` texts. `replace_unknowns`: in
+        place of a word that the model does not know, the source word it looks at. `dropped`: says of a text, in the
+        middle of the work, that nobody wants it any longer; it comes out as it is."""
         if (alignment or replace_unknowns) and self.aligner is None:
             raise ValueError("this model has no alignment.json: no head has been chosen to align by")
         config = config or GenerationConfig()
         requests = [Request(text) if isinstance(text, str) else text for text in texts]
         pieces, owners = self._split(requests)
         histories: list[History] | None = [[] for _ in pieces] if history else None
-        written = self._write(pieces, config, batch_tokens, histories, lambda piece: dropped(owners[piece]))
+        gone = None if dropped is None else lambda piece: dropped(owners[piece])
+        written = self._write(pieces, config, (batch_tokens, batch_size), histories, gone)
         parts: list[list[int]] = [[] for _ in texts]
         for piece, owner in enumerate(owners):
             parts[owner].append(piece)
@@ -194,12 +202,12 @@ class Translator:
         self,
         requests: list[Request],
         config: GenerationConfig,
-        batch_tokens: int,
+        sizes: tuple[int, int | None],
         histories: list[History] | None,
-        dropped: Callable[[int], bool],
+        dropped: Callable[[int], bool] | None,
     ) -> list[list[Hypothesis]]:
         rows = self.source.encode([request.text for request in requests])
-        found: list[list[Hypothesis]] = [[] for _ in rows]
+        batches: list[_Batch] = []
         for demanding in (False, True):
             # Phrases that are required change the search, so they have batches of their own.
             asked = [i for i, row in enumerate(rows) if row and bool(requests[i].required) is demanding]
@@ -208,22 +216,36 @@ class Translator:
             lengths = np.array([[len(rows[index]) + 1] for index in asked])
             now = config if not demanding else _for_required(config)
             beams = now.num_return_sequences if now.do_sample else now.num_beams
-            for chosen in cut(np.array(asked), lengths, max(1, batch_tokens // beams)):
-                wanted = [_Wanted(index, rows[index], requests[index]) for index in chosen.tolist()]
-                into = None if histories is None else [histories[index] for index in chosen]
-                for index, hypotheses in zip(chosen, self._search(wanted, now, into, dropped), strict=True):
-                    found[index] = hypotheses
+            for chosen in cut(np.array(asked), lengths, max(1, sizes[0] // beams)):
+                step = sizes[1] or len(chosen)
+                for start in range(0, len(chosen), step):
+                    some = chosen[start : start + step].tolist()
+                    batches.append(_Batch(now, [_Wanted(index, rows[index], requests[index]) for index in some]))
+        batches.sort(key=lambda batch: -batch.size)  # the longest first, so that streams end together
+        found: list[list[Hypothesis]] = [[] for _ in rows]
+        for batch, hypotheses in zip(batches, self._search_all(batches, histories, dropped), strict=True):
+            for wanted, some_hypotheses in zip(batch.wanted, hypotheses, strict=True):
+                found[wanted.number] = some_hypotheses
         return found
+
+    def _search_all(
+        self, batches: list["_Batch"], histories: list[History] | None, dropped: Callable[[int], bool] | None
+    ) -> list[list[list[Hypothesis]]]:
+        streams = min(self.streams, len(batches))
+        if streams > 1 and histories is None and dropped is None:  # a process of its own could not tell or be told
+            with Streams(self._search, streams) as several:
+                return several.map(batches)
+        return [self._search(batch, histories, dropped) for batch in batches]
 
     def _search(
         self,
-        batch: list["_Wanted"],
-        config: GenerationConfig,
-        histories: list[History] | None,
-        dropped: Callable[[int], bool],
+        together: "_Batch",
+        histories: list[History] | None = None,
+        dropped: Callable[[int], bool] | None = None,
     ) -> list[list[Hypothesis]]:
+        config = together.config
         copies = config.num_return_sequences if config.do_sample else 1
-        batch = [wanted for wanted in batch for _ in range(copies)]
+        batch = [wanted for wanted in together.wanted for _ in range(copies)]
         prefixes = self.target.encode([wanted.request.prefix for wanted in batch])
         required = [self._required(wanted.request.required) for wanted in batch]
         least = [
@@ -254,23 +276,19 @@ class Translator:
         source, valid = (tensor.to(self.device) for tensor in pad([wanted.tokens for wanted in batch], last=EOS))
         allowed = self._allowed(source, prefixes, required)
         steppers: list[Stepper] = [
-            EncoderDecoderStepper(model, source, valid, length=max(limits), allowed=allowed) for model in self.models
+            EncoderDecoderStepper(model, source, valid, length=max(limits), allowed=allowed, quick=decoder)
+            for model, decoder in zip(self.models, self.decoders, strict=True)
         ]
         stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
         first = torch.full((len(batch),), BOS, device=self.device)
         if config.num_beam_groups > 1:
             return diverse_search(stepper, first, config, eos=EOS, limits=limits, rules=rules)
         if not config.do_sample:
-            return search(
-                stepper,
-                first,
-                config,
-                eos=EOS,
-                limits=limits,
-                rules=rules,
-                histories=histories,
-                dropped=lambda sentence: dropped(batch[sentence].number),
-            )
+            gone = (lambda sentence: False) if dropped is None else lambda sentence: dropped(batch[sentence].number)
+            if config.num_beams == 1 and histories is None and not rules.look_back:
+                return [[one] for one in greedy(stepper, first, limits=limits, rules=rules, dropped=gone)]
+            into = None if histories is None else [histories[wanted.number] for wanted in batch]
+            return search(stepper, first, config, eos=EOS, limits=limits, rules=rules, histories=into, dropped=gone)
         names = [wanted.number * copies + place % copies for place, wanted in enumerate(batch)]
         drawn = sample(stepper, first, config, eos=EOS, limits=limits, rules=rules, names=names)
         groups = [drawn[start : start + copies] for start in range(0, len(drawn), copies)]
@@ -391,6 +409,18 @@ class _Wanted:
     request: Request
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """What is searched for together."""
+
+    config: GenerationConfig
+    wanted: list[_Wanted]
+
+    @property
+    def size(self) -> int:
+        return len(self.wanted) * max(len(wanted.tokens) for wanted in self.wanted)
+
+
 def _for_required(config: GenerationConfig) -> GenerationConfig:
     """Phrases that are required share out the beam, so it needs some width. The likeliest text with them is wanted, by
     the sum: an average would pay for adding words, since they thin out what the phrases cost."""
@@ -415,9 +445,11 @@ def _join(parts: list[list[Alternative]]) -> Translation:
     )
 
 
-def load(folder: str | Path, *others: str | Path, quantize: str = "", shortlist: bool = False) -> Translator:
+def load(
+    folder: str | Path, *others: str | Path, quantize: str = "", shortlist: bool = False, streams: int | None = None
+) -> Translator:
     """The translator of a model folder; of several, the ensemble of their models. `quantize`: int8, for weights in a
-    quarter of the memory; `shortlist`: look at likely words only."""
+    quarter of the memory; `shortlist`: look at likely words only; `streams`: batches at once, by default one a core."""
     if quantize not in ("", "int8"):
         raise ValueError(f"quantize {quantize!r} is not known; known: int8")
     folders = [Path(name) for name in (folder, *others)]
@@ -435,4 +467,11 @@ def load(folder: str | Path, *others: str | Path, quantize: str = "", shortlist:
     limit = read_config(folders[0]).get("data", {}).get("max_length", 256)
     aligner = Aligner.load(folders[0]) if (folders[0] / "alignment.json").exists() else None
     words = Shortlist.load(folders[0]) if shortlist else None
-    return Translator(models, load_tokenizers(folders[0], columns=2), limit=limit, aligner=aligner, shortlist=words)
+    return Translator(
+        models,
+        load_tokenizers(folders[0], columns=2),
+        limit=limit,
+        aligner=aligner,
+        shortlist=words,
+        streams=cores() if streams is None else streams,
+    )

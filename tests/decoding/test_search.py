@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.decoding.beam import search
+from heedful.decoding.beam import largest, search
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.greedy import greedy
 from heedful.decoding.rules import Rules
@@ -77,9 +77,25 @@ def never_done(monkeypatch):
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), sentences=st.integers(1, 4), limit=st.integers(1, 7))
 def test_a_beam_of_one_is_greedy(seed, sentences, limit):
-    found = run(TableStepper(seed, sentences), GenerationConfig(num_beams=1), sentences, limit)
-    plain = greedy(TableStepper(seed, sentences), torch.full((sentences,), BOS), eos=EOS, limits=[limit] * sentences)
-    assert [h.tokens for (h,) in found] == plain
+    config = GenerationConfig(num_beams=1, min_new_tokens=limit // 2)
+    found = run(TableStepper(seed, sentences), config, sentences, limit)
+    first, rules = torch.full((sentences,), BOS), Rules(config, EOS)
+    plain = greedy(TableStepper(seed, sentences), first, limits=[limit] * sentences, rules=rules)
+    for (one,), other in zip(found, plain, strict=True):
+        assert (one.tokens, one.ended) == (other.tokens, other.ended)
+        assert one.token_log_probs == pytest.approx(other.token_log_probs)
+        assert one.score == pytest.approx(other.score, abs=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 20), width=st.integers(1, 3000), count=st.integers(1, 12))
+def test_the_largest_of_long_rows(seed, rows, width, count):
+    numbers = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+    numbers[0, : width // 2] = -torch.inf
+    values, places = largest(numbers, min(count, width))
+    assert torch.equal(values, numbers.topk(min(count, width)).values) and torch.equal(
+        numbers.gather(1, places), values
+    )
 
 
 @settings(max_examples=30, deadline=None)

@@ -19,6 +19,8 @@ from heedful.decoding.required import Required
 from heedful.decoding.rules import Rules
 from heedful.decoding.stepper import Stepper
 
+PART = 64  # words looked at together
+
 
 @dataclass(frozen=True)
 class Hypothesis:
@@ -99,8 +101,9 @@ def search(
         else:
             candidates = expand(beams, log_probs, config.num_beams)
         ending = ends(beams, candidates, [limits[sentence] for sentence in live], eos, rules)
-        for sentence, found in zip(live, finish(beams, candidates, ending, eos, config), strict=True):
-            finished[sentence] = keep(finished[sentence] + found, config.num_beams)
+        if bool(ending.any()):
+            for sentence, found in zip(live, finish(beams, candidates, ending, eos, config), strict=True):
+                finished[sentence] = keep(finished[sentence] + found, config.num_beams)
         places, beams = prune(beams, candidates, ending, config.num_beams)
         if histories is not None:
             for sentence, step in zip(live, looked_at(candidates, ending, places), strict=True):
@@ -143,10 +146,31 @@ def expand(beams: Beams, log_probs: Tensor, num_beams: int, penalties: Tensor | 
 
     log_probs: sentences beams vocab
     """
-    totals = beams.scores[..., None] + log_probs
-    judged = totals if penalties is None else totals - penalties[:, None]
-    places = judged.flatten(1).topk(min(2 * num_beams, totals[0].numel()), dim=1).indices
-    return _candidates(totals, log_probs, places)
+    judged = log_probs if penalties is None else log_probs - penalties[:, None]
+    count = min(2 * num_beams, log_probs.shape[-1])  # no beam has more than all of them
+    values, tokens = (found.unflatten(0, judged.shape[:2]) for found in largest(judged.flatten(0, 1), count))
+    totals = (beams.scores[..., None] + values).flatten(1)
+    scores, places = totals.topk(min(2 * num_beams, totals.shape[1]), dim=1)
+    tokens = tokens.flatten(1).gather(1, places)
+    parents = places // count
+    if penalties is None:
+        return Candidates(scores, parents, tokens, values.flatten(1).gather(1, places))
+    return _candidates(beams.scores[..., None] + log_probs, log_probs, parents * log_probs.shape[-1] + tokens)
+
+
+def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`topk` of each row. Of many long rows on a CPU only the parts with the largest numbers are looked at: it takes
+    torch a tenth of the time to find the largest number of a part."""
+    parts = rows.shape[1] // PART
+    if len(rows) < 16 or parts < 4 * count or rows.device.type != "cpu":
+        found = rows.topk(count)
+        return found.values, found.indices
+    body, rest = rows[:, : parts * PART].unflatten(1, (parts, PART)), rows[:, parts * PART :]
+    chosen = body.amax(-1).topk(count).indices
+    inside = body.gather(1, chosen[..., None].expand(-1, -1, PART)).flatten(1)
+    values, places = torch.cat([inside, rest], dim=1).topk(count)
+    within = chosen.gather(1, (places // PART).clamp_(max=count - 1)) * PART + places % PART
+    return values, torch.where(places < count * PART, within, places + (parts - count) * PART)
 
 
 def expand_required(beams: Beams, log_probs: Tensor, num_beams: int, required: Sequence[Required]) -> Candidates:
@@ -171,8 +195,10 @@ def _candidates(totals: Tensor, log_probs: Tensor, places: Tensor) -> Candidates
 
 def ends(beams: Beams, candidates: Candidates, limits: list[int], eos: int, rules: Rules) -> Tensor:
     """Which candidates are the end of their text: sentences candidates."""
-    at_limit = torch.tensor([limit <= beams.length + 1 for limit in limits], device=candidates.tokens.device)
-    ending = (candidates.tokens == eos) | at_limit[:, None]
+    ending = candidates.tokens == eos
+    if min(limits) <= beams.length + 1:
+        at_limit = [limit <= beams.length + 1 for limit in limits]
+        ending |= torch.tensor(at_limit, device=ending.device)[:, None]
     if rules.stops is not None:
         for sentence, (parents, tokens) in enumerate(
             zip(candidates.parents.tolist(), candidates.tokens.tolist(), strict=True)

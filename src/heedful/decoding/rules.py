@@ -29,11 +29,17 @@ class Rules:
     required: Sequence[Required] = ()
     stops: Callable[[list[int]], bool] | None = None
 
+    @property
+    def look_back(self) -> bool:
+        """Whether what may come next depends on what was written, and not only on how much."""
+        again = self.config.repetition_penalty != 1.0 or self.config.no_repeat_ngram_size
+        return bool(again or any(self.banned) or self.required or self.stops)
+
     def apply(self, log_probs: Tensor, written: Tensor, sentences: list[int]) -> Tensor:
         """log_probs: sentences beams vocab; written: sentences beams length; `sentences`: their numbers."""
         length = written.shape[2]
-        if self.never:
-            log_probs[..., list(self.never)] = -torch.inf
+        for token in self.never:
+            log_probs[..., token] = -torch.inf
         if length < self.config.min_new_tokens:
             log_probs[..., self.eos] = -torch.inf
         if self.config.repetition_penalty != 1.0 and length:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from heedful.model.decoder_only import DecoderOnly
 from heedful.model.encoder_decoder import EncoderDecoder
+from heedful.model.quick import QuickDecoder
+from heedful.model.stack import Memory
 
 
 class Stepper(Protocol):
@@ -27,7 +29,7 @@ class EncoderDecoderStepper:
     """The source is read once; its keys and values are shared by all rows of a sentence.
 
     `allowed` (sentences vocab): the words each sentence may use. Only those of some sentence are scored, and each
-    sentence has its own, so that its neighbours do not matter.
+    sentence has its own, so that its neighbours do not matter. `quick`: the model's decoder, written out for the CPU.
     """
 
     def __init__(
@@ -38,19 +40,19 @@ class EncoderDecoderStepper:
         *,
         length: int,
         allowed: Tensor | None = None,
+        quick: QuickDecoder | None = None,
     ) -> None:
         self.model = model
-        self.memory = model.encode(source, valid=valid)
-        self.cache = model.new_cache(length)
-        self.logits: Callable[[Tensor], Tensor] = model.logits
+        memory = model.encode(source, valid=valid)
+        self.steps = quick.begin(memory, length) if quick is not None else ModuleSteps(model, memory, length)
+        self.logits: Callable[[Tensor], Tensor] = model.logits if quick is None else quick.logits
         self.words: Tensor | None = None
         if allowed is not None:
             self.words = allowed.any(0).nonzero()[:, 0]
             self.logits, self.allowed = model.narrowed(self.words), allowed[:, self.words]
 
     def advance(self, tokens: Tensor) -> Tensor:
-        states = self.model.decode(tokens[:, None], self.memory, cache=self.cache)
-        logits = self.logits(states[:, -1]).float()
+        logits = self.logits(self.steps.advance(tokens)).float()
         if self.words is None:
             return logits.log_softmax(-1)
         allowed = self.allowed.repeat_interleave(len(logits) // len(self.allowed), dim=0)
@@ -58,11 +60,24 @@ class EncoderDecoderStepper:
         return narrow.new_full((len(narrow), self.model.config.vocab), -torch.inf).index_copy_(1, self.words, narrow)
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
+        self.steps.select(rows, sentences)
+        if sentences is not None and self.words is not None:
+            self.allowed = self.allowed[sentences]
+
+
+class ModuleSteps:
+    """The decoder by its modules, which know every variant."""
+
+    def __init__(self, model: EncoderDecoder, memory: Memory, length: int) -> None:
+        self.model, self.memory, self.cache = model, memory, model.new_cache(length)
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        return self.model.decode(tokens[:, None], self.memory, cache=self.cache)[:, -1]
+
+    def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         self.cache.select(rows)
         if sentences is not None:
             self.memory = self.memory.select(sentences)
-            if self.words is not None:
-                self.allowed = self.allowed[sentences]
 
 
 class DecoderOnlyStepper:

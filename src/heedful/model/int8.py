@@ -45,8 +45,11 @@ class Int8Linear(nn.Module):
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().float(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
-        result = _product(x.float(), self.packed, self.bias)
+        result = self.whole(x)
         return result if self.parts is None else result.split(self.parts, dim=-1)
+
+    def whole(self, x: Tensor) -> Tensor:
+        return _product(x.float(), self.packed, self.bias)
 
 
 class Int8Embedding(nn.Module):

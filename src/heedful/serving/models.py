@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 
 import torch
 
-import heedful
 from heedful.checkpoint import read_config
 from heedful.generator import Generator
+from heedful.generator import load as load_generator
 from heedful.serving.engine import BusyError, Engine, Watch
 from heedful.translator import Translator
+from heedful.translator import load as load_translator
 
 T = TypeVar("T")
 
@@ -134,14 +135,11 @@ class Models:
             model.close()
 
     def _load(self, folder: Path, name: str) -> Translating | Writing:
-        found = heedful.load(folder)
-        if isinstance(found, Generator):
-            return Writing(name, folder, found)
-        if self.settings.quantize:
-            from heedful.translator import load
-
-            found = load(folder, quantize=self.settings.quantize)
-        languages = read_config(folder).get("data", {})
+        config = read_config(folder)
+        if config["model"].get("kind") == "decoder_only":
+            return Writing(name, folder, load_generator(folder))
+        found = load_translator(folder, quantize=self.settings.quantize, streams=1)  # the engine has its own
+        languages = config.get("data", {})
         engine = Engine(
             found,
             streams=self.settings.count(),

@@ -12,7 +12,9 @@ from torch import Tensor
 from heedful.config import Size
 from heedful.data.prepare import Prepared
 from heedful.data.store import Store
+from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.greedy import greedy
+from heedful.decoding.rules import Rules
 from heedful.decoding.stepper import DecoderOnlyStepper
 from heedful.model.decoder_only import DecoderOnly
 from heedful.model.models import Model
@@ -123,8 +125,9 @@ class CausalLm:
         place = index * len(self.valid) // 7 % max(1, len(self.valid) - size)
         prompt = torch.tensor(self.valid[place : place + size].astype(np.int64))[None].to(model.embedding.weight.device)
         stepper = DecoderOnlyStepper(model, prompt, length=size)
-        written = greedy(stepper, prompt[:, -1], eos=EOS, limits=[size])
-        return {"prompt": self.tokenizer.decode(prompt.tolist())[0], "continuation": self.tokenizer.decode(written)[0]}
+        (found,) = greedy(stepper, prompt[:, -1], limits=[size], rules=Rules(GenerationConfig(num_beams=1), EOS))
+        prompted, written = self.tokenizer.decode([prompt[0].tolist(), found.tokens])
+        return {"prompt": prompted, "continuation": written}
 
     def _windows(self, stream: np.ndarray, starts: np.ndarray, size: int) -> TextBatch:
         windows = np.stack([stream[start : start + size + 1] for start in starts]).astype(np.int64)

@@ -1,0 +1,244 @@
+"""The decoder one token at a time on a CPU: the same function as `Stack`, with nothing in its way.
+
+A step of a small model is over in less time than Python takes to walk through its modules, and a step of a large one
+waits for its weights. So here the layers are one flat loop over what they hold, all keys and values live in one tensor
+(a beam is reordered by one copy), and products with few rows use weights packed for that. `quick` gives None for a
+model with a part that is not written out here; then the modules do it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from heedful.model.attention.softmax import Softmax
+from heedful.model.embedding import Embedding
+from heedful.model.encoder_decoder import EncoderDecoder
+from heedful.model.int8 import Int8Linear
+from heedful.model.layer import Layer
+from heedful.model.multihead import CrossAttention, SelfAttention
+from heedful.model.position import Position
+from heedful.model.residual import Residual
+from heedful.model.stack import Memory
+
+Function = Callable[[Tensor], Tensor]
+FEW, MANY = 2, 64  # rows between which packed weights are worth it: up to twice as fast (one core, AVX2)
+LARGE = 1 << 18  # and weights from which on
+
+
+def quick(model: EncoderDecoder) -> "QuickDecoder | None":
+    """For a model that is not trained any more: some of its weights are copied."""
+    stack, config = model.decoder, model.config.decoder
+    plain = type(stack.position).rotation is Position.rotation and type(stack.position).bias is Position.bias
+    heads = {attention.heads for attention in (config.attention, config.cross_attention)}
+    whole = all(one.kv_head_count == one.heads for one in (config.attention, config.cross_attention))
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    mixes = [part.mix for layer in stack.each_layer() for part in (layer.attention, layer.cross) if part is not None]
+    known = all(type(mix) is Softmax for mix in mixes) and stack.window is None and isinstance(stack.lift, nn.Identity)
+    simple = all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    if not (plain and len(heads) == 1 and whole and on_cpu and known and simple and torch.backends.mkl.is_available()):
+        return None
+    return QuickDecoder(model)
+
+
+class Product:
+    """W x + b, with the weights laid out anew when that first comes up: turned, so that a row of x runs along what is
+    next in memory; packed in blocks for few rows."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+        self.large, self.widens = weight.numel() >= LARGE, weight.shape[0] >= weight.shape[1]
+        self.turned: Tensor | None = None
+        self.packed: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.size(0)
+        if self.large and FEW <= rows <= MANY:
+            if self.packed is None:
+                self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, MANY)
+            packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+            return packed
+        if rows == 1 and not self.widens:
+            return F.linear(x, self.weight, self.bias)
+        if self.turned is None:
+            self.turned = self.weight.t().contiguous()
+        return torch.mm(x, self.turned) if self.bias is None else torch.addmm(self.bias, x, self.turned)
+
+
+def _product(module: nn.Module) -> Function:
+    if isinstance(module, Int8Linear):
+        return module.whole
+    assert isinstance(module, nn.Linear)
+    return Product(module.weight, module.bias)
+
+
+def _norm(module: nn.Module) -> Function:
+    if not isinstance(module, nn.LayerNorm):
+        return module
+    shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+
+
+class _QuickLayer:
+    """What a layer holds, taken out of its modules."""
+
+    def __init__(self, layer: Layer) -> None:
+        attention, cross, feedforward = layer.attention, cast(CrossAttention, layer.cross), layer.feedforward
+        assert isinstance(attention, SelfAttention)
+        self.query_key_value, self.output = _product(attention.query_key_value), _product(attention.output)
+        self.cross_query, self.cross_output = _product(cross.query), _product(cross.output)
+        self.inner, self.outer = _product(feedforward.input), _product(feedforward.output)
+        self.function: Function = torch.relu_ if feedforward.function is F.relu else feedforward.function
+        self.gated = feedforward.gated
+        self.scale, self.cross_scale = cast(Softmax, attention.mix).scale, cast(Softmax, cross.mix).scale
+        residuals = (layer.attention_residual, cast(Residual, layer.cross_residual), layer.feedforward_residual)
+        self.norms = tuple(_norm(residual.norm) for residual in residuals)
+
+
+class QuickDecoder:
+    def __init__(self, model: EncoderDecoder) -> None:
+        self.model, self.stack = model, model.decoder
+        self.heads = model.config.decoder.attention.heads
+        self.pre = model.config.decoder.placement == "pre"
+        self.layers = [_QuickLayer(layer) for layer in self.stack.each_layer()]
+        self.norm = _norm(self.stack.norm)
+        self.embedding_norm = _norm(self.stack.embedding_norm)
+        self.logits: Function = model.logits
+        table = model.head.table or model.target_table
+        if isinstance(table, Embedding) and isinstance(model.head.lower, nn.Identity) and model.head.factor == 1.0:
+            bias = model.head.bias
+            self.logits = Product(table.weight, bias if bias is not None and bool(bias.any()) else None)
+
+    def begin(self, memory: Memory, length: int) -> "QuickSteps":
+        """Start to write, with room for so many tokens."""
+        return QuickSteps(self, memory, length)
+
+
+@dataclass
+class _Reading:
+    """A layer's keys and values of the source, shared by all rows of a sentence."""
+
+    key: Tensor  # (sentences heads) head source, scaled
+    value: Tensor  # (sentences heads) source head
+
+    def select(self, places: Tensor) -> "_Reading":
+        return _Reading(self.key.index_select(0, places), self.value.index_select(0, places))
+
+
+class QuickSteps:
+    """A text, or several, being written: what `Cache` and `Memory` are to the modules."""
+
+    def __init__(self, decoder: QuickDecoder, memory: Memory, length: int) -> None:
+        self.decoder = decoder
+        self.length = 0
+        self.sentences = len(memory.states)
+        self.readings = [
+            _Reading((key * layer.cross_scale).transpose(-2, -1).flatten(0, 1).contiguous(), value.flatten(0, 1))
+            for layer, (key, value) in zip(decoder.layers, memory.layers, strict=True)
+        ]
+        valid = memory.mask.key_valid
+        self.hidden: Tensor | None = None  # sentences 1 source
+        if valid is not None and not bool(valid.all()):
+            self.hidden = torch.zeros(valid.shape).masked_fill_(~valid, -torch.inf)[:, None]
+        self.room = max(1, length)
+        self.cache: Tensor | None = None  # room layers 2 (rows heads) head
+        self.spare: Tensor | None = None  # a second one, to reorder into
+        self.places: Tensor | None = None  # room width
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        """The next token of each row -> final states: rows width."""
+        decoder, rows, heads = self.decoder, tokens.size(0), self.decoder.heads
+        x = decoder.model.target_table(tokens)
+        x = decoder.embedding_norm(x + self._place(x.shape[1]))
+        cache = self._room(rows)
+        row = cache.select(0, self.length).view(len(decoder.layers), 2, rows, heads, -1)
+        seen = cache.narrow(0, 0, self.length + 1)
+        for index, (layer, reading) in enumerate(zip(decoder.layers, self.readings, strict=True)):
+            first, second, third = layer.norms
+            y = layer.query_key_value(first(x) if decoder.pre else x).view(rows, 3, heads, -1)
+            row[index].copy_(y.narrow(1, 1, 2).transpose(0, 1))
+            keys, values = seen.select(1, index).unbind(1)  # time (rows heads) head
+            query = (y.select(1, 0) * layer.scale).view(rows * heads, 1, -1)
+            weights = torch.bmm(query, keys.permute(1, 2, 0)).softmax(-1)
+            y = layer.output(torch.bmm(weights, values.transpose(0, 1)).view(rows, -1))
+            x = y.add_(x) if decoder.pre else first(y.add_(x))
+            y = layer.cross_output(self._read(layer.cross_query(second(x) if decoder.pre else x), reading))
+            x = y.add_(x) if decoder.pre else second(y.add_(x))
+            y = layer.inner(third(x) if decoder.pre else x)
+            if layer.gated:
+                gate, up = y.chunk(2, dim=-1)
+                y = layer.function(gate) * up
+            else:
+                y = layer.function(y)
+            y = layer.outer(y)
+            x = y.add_(x) if decoder.pre else third(y.add_(x))
+        self.length += 1
+        return decoder.norm(x)
+
+    def _read(self, query: Tensor, reading: _Reading) -> Tensor:
+        """What the rows gather from their source. query: rows width"""
+        rows, width = query.shape
+        heads, beams = self.decoder.heads, rows // self.sentences
+        if beams > 1:
+            query = query.view(self.sentences, beams, heads, -1).transpose(1, 2).reshape(-1, beams, width // heads)
+        else:
+            query = query.view(rows * heads, 1, -1)
+        scores = torch.bmm(query, reading.key)
+        if self.hidden is not None:
+            scores.view(self.sentences, heads * beams, -1).add_(self.hidden)
+        mixed = torch.bmm(scores.softmax(-1), reading.value)
+        if beams > 1:
+            return mixed.view(self.sentences, heads, beams, -1).transpose(1, 2).reshape(rows, width)
+        return mixed.view(rows, width)
+
+    def _place(self, width: int) -> Tensor:
+        """What says where the next token stands."""
+        if self.places is None or self.length >= len(self.places):
+            position = self.decoder.stack.position
+            count = max(self.room, self.length + 1)
+            if position.limit is not None:
+                count = min(count, position.limit)
+            if self.length >= count:
+                raise ValueError(f"{self.length + 1} tokens, but this model learned {count} positions; shorten it")
+            self.places = position.embed(torch.zeros(1, count, width), torch.arange(count)[None])[0]
+        return self.places[self.length]
+
+    def _room(self, rows: int) -> Tensor:
+        decoder = self.decoder
+        if self.cache is not None and self.length < self.room:
+            return self.cache
+        head = decoder.model.config.decoder.attention.head_width_in(decoder.model.config.width)
+        while self.length >= self.room:
+            self.room *= 2
+        new = torch.empty(self.room, len(decoder.layers), 2, rows * decoder.heads, head)
+        if self.cache is not None:
+            new[: self.length] = self.cache[: self.length]
+        self.cache, self.spare = new, None
+        return new
+
+    def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
+        """Keep these rows, in this order; of these sentences."""
+        if self.cache is not None:
+            self._reorder(rows)
+        if sentences is not None:
+            heads = self.decoder.heads
+            places = (sentences[:, None] * heads + torch.arange(heads)).flatten()
+            self.readings = [reading.select(places) for reading in self.readings]
+            self.sentences = len(sentences)
+            if self.hidden is not None:
+                self.hidden = self.hidden[sentences]
+
+    def _reorder(self, rows: Tensor) -> None:
+        assert self.cache is not None
+        room, layers, _, both, head = self.cache.shape
+        shape = (room, layers, 2, len(rows) * self.decoder.heads, head)
+        if self.spare is None or self.spare.shape != shape:
+            self.spare = torch.empty(shape)
+        width = self.decoder.heads * head
+        old = self.cache[: self.length].view(self.length * layers * 2, both * head // width, width)
+        new = self.spare[: self.length].view(self.length * layers * 2, len(rows), width)
+        torch.index_select(old, 1, rows, out=new)
+        self.cache, self.spare = self.spare, self.cache

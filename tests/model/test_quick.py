@@ -1,0 +1,101 @@
+"""The decoder written out for the CPU does what the modules do, whatever the model and however rows come and go."""
+
+import pytest
+import torch
+
+from heedful.decoding.stepper import EncoderDecoderStepper
+from heedful.model.encoder_decoder import EncoderDecoderConfig
+from heedful.model.initialise import initialise
+from heedful.model.int8 import quantize_int8
+from heedful.model.quick import quick
+
+VARIANTS = {
+    "the paper's": {},
+    "pre-norm": {"placement": "pre"},
+    "gated, RMS, learned": {
+        "feedforward": {"hidden": 24, "activation": "swiglu"},
+        "norm": {"kind": "rms"},
+        "position": {"kind": "learned", "length": 12},
+    },
+    "shared layers, norm after the embedding, no biases": {
+        "share_layers": True,
+        "embedding_norm": True,
+        "attention": {"heads": 2, "bias": False, "output_bias": False},
+        "feedforward": {"hidden": 24, "bias": False, "activation": "gelu"},
+    },
+}
+OTHERS = {
+    "rotary": {"position": {"kind": "rotary"}},
+    "alibi": {"position": {"kind": "alibi"}},
+    "grouped": {"attention": {"heads": 4, "kv_heads": 2}},
+    "window": {"attention": {"heads": 2, "window": 3}},
+}
+
+
+def build(changes, **more):
+    stack = {"layers": 2, "attention": {"heads": 2}, "feedforward": {"hidden": 24}, **changes}
+    model = EncoderDecoderConfig(vocab=50, width=16, encoder={**stack}, decoder=stack, **more).build().eval()
+    initialise(model, "xavier")
+    return model.requires_grad_(False)
+
+
+def steppers(model, beams):
+    torch.manual_seed(0)
+    source, valid = torch.randint(0, 50, (3, 7)), torch.ones(3, 7, dtype=torch.bool)
+    valid[1, 4:] = False
+    made = [EncoderDecoderStepper(model, source, valid, length=4, quick=decoder) for decoder in (None, quick(model))]
+    assert type(made[0].steps) is not type(made[1].steps)
+    return made
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_it_writes_what_the_modules_write(name, beams):
+    slow, fast = steppers(build(VARIANTS[name]), beams)
+    rows = 3 * beams
+    for step in range(7):  # beyond the room there was
+        tokens = torch.randint(0, 50, (rows,))
+        torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=2e-5, rtol=1e-5)
+        kept, sentences = torch.randint(0, beams, (rows,)) + torch.arange(rows) // beams * beams, None
+        if step == 3:  # the first sentence leaves
+            kept, sentences, rows = kept[beams:], torch.tensor([1, 2]), rows - beams
+        for one in (slow, fast):
+            one.select(kept, sentences)
+
+
+@torch.inference_mode()
+def test_int8_too():
+    model = build({})
+    quantize_int8(model)
+    slow, fast = steppers(model, 1)
+    tokens = torch.tensor([3, 4, 5])
+    for _ in range(3):
+        torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=2e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_packed_weights_are_the_same_weights():
+    model = EncoderDecoderConfig(
+        vocab=2100, width=128, encoder={"layers": 1, "attention": {"heads": 2}}, decoder={"layers": 1}
+    ).build()
+    initialise(model.eval(), "xavier")
+    source = torch.randint(0, 2100, (4, 5))
+    slow, fast = (EncoderDecoderStepper(model, source, None, length=3, quick=one) for one in (None, quick(model)))
+    for _ in range(3):
+        tokens = torch.randint(0, 2100, (4,))
+        torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=2e-5, rtol=1e-5)
+    assert fast.logits.packed is not None
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_it_does_not_know_is_left_to_the_modules(name):
+    assert quick(build(OTHERS[name])) is None
+
+
+@torch.inference_mode()
+def test_positions_that_were_never_learned():
+    _, fast = steppers(build(VARIANTS["gated, RMS, learned"]), 1)
+    with pytest.raises(ValueError, match="13 tokens, but this model learned 12 positions"):
+        for _ in range(13):
+            fast.advance(torch.tensor([1, 2, 3]))
