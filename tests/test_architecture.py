@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "heedful"
 
 # From the ground up; what stands on one line does not know its neighbours. A part may know every line above it.
 LEVELS = [
-    {"config", "files"},
+    {"config", "files", "memory"},
     {"text", "model", "evaluation", "objectives", "mini"},
     {"data", "families", "adapters", "decoding"},
     {"checkpoint", "exchange"},
@@ -30,7 +30,7 @@ ONLY = {
     "data": {"config", "files", "text"},
     "families": {"config", "model"},
     "adapters": {"config", "model"},
-    "decoding": {"config", "files", "text", "model"},
+    "decoding": {"config", "files", "memory", "text", "model"},
 }
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 

@@ -72,7 +72,7 @@ def test_a_list_of_every_word_changes_nothing(tie):
     everything = Shortlist(torch.zeros(VOCAB, 1, dtype=torch.long), torch.arange(VOCAB), True)
     for quantised in (False, True):
         if quantised:
-            quantize_int8(model)
+            quantize_int8(model, least=0)
         for mine, theirs in zip(write(model, source, everything), write(model, source, None), strict=True):
             assert [one.tokens for one in mine] == [one.tokens for one in theirs] or quantised
             assert mine[0].score == pytest.approx(theirs[0].score, abs=0.2 if quantised else 1e-4)

@@ -14,7 +14,7 @@ def test_logits_stay_close_and_decoding_works():
     source, target = torch.randint(0, 101, (3, 7)), torch.randint(0, 101, (3, 11))
     with torch.no_grad():
         exact = model(source, target)
-        changed = quantize_int8(model)
+        changed = quantize_int8(model, least=0)
         rough = model(source, target)
         memory, cache = model.encode(source), model.new_cache(11)
         steps = [model.decode(target[:, [step]], memory, cache=cache) for step in range(11)]
@@ -51,3 +51,8 @@ def test_a_vector_does_not_depend_on_its_neighbours():
     together = linear(x)
     for row in range(4):
         assert torch.equal(linear(x[row : row + 1])[0], together[row])
+
+
+def test_what_is_small_stays_as_it_is():
+    model = create(vaswani(vocab=9000, width=64, hidden=96, heads=4, layers=1, dropout=0.1))
+    assert quantize_int8(model) == 1 and isinstance(model.embedding, Int8Embedding)

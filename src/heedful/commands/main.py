@@ -21,6 +21,7 @@ from heedful.commands.recipes import recipe, recipes
 from heedful.commands.serve import inspect, serve
 from heedful.commands.train import train
 from heedful.commands.translate import translate
+from heedful.memory import keep_freed_memory
 
 app = typer.Typer(
     name="heedful",
@@ -61,6 +62,7 @@ def options(
 
 
 def main() -> None:
+    keep_freed_memory()
     try:
         app()
     except (ValueError, OSError) as error:

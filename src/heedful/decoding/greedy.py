@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from heedful.decoding.beam import Hypothesis
+from heedful.decoding.beam import Hypothesis, largest
 from heedful.decoding.rules import Rules
 from heedful.decoding.stepper import Stepper
 
@@ -28,7 +28,7 @@ def greedy(
     live, last, length = list(range(len(limits))), first, 0
     while live:
         allowed = rules.apply(stepper.advance(last)[:, None], nothing.expand(len(live), 1, length), live)
-        values, best = allowed[:, 0].max(-1)
+        values, best = (found[:, 0] for found in largest(allowed[:, 0], 1))
         length += 1
         going = []
         for row, (sentence, token, value) in enumerate(zip(live, best.tolist(), values.tolist(), strict=True)):

@@ -17,6 +17,8 @@ from typing import Generic, TypeVar, cast
 
 import torch
 
+from heedful.memory import keep_freed_memory
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -85,6 +87,7 @@ def _serve(work: Callable[[Item], Result], pipe: Connection, others: list[Connec
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one deals with it
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)
+    keep_freed_memory()
     try:
         while True:
             item = pipe.recv()

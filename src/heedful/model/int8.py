@@ -18,21 +18,20 @@ from heedful.model.surgery import replace_modules
 
 # Activations take seven bits: without VNNI the kernels add pairs of products in 16 bits, which eight would overflow.
 STEP, ZERO = 1 / 63, 64
+LARGE = 1 << 18  # weights; a smaller matrix stays as it is: bringing vectors to scale takes longer than it saves
 
 
-def quantize_int8(model: nn.Module) -> int:
-    """Every linear map and every table of embeddings, in place; gives how many were changed."""
-    return replace_modules(model, _quantised)
+def quantize_int8(model: nn.Module, *, least: int = LARGE) -> int:
+    """Every linear map and every table of at least so many weights, in place; gives how many were changed."""
+    return replace_modules(model, lambda name, module: _quantised(module, least))
 
 
-def _quantised(name: str, module: nn.Module) -> nn.Module | None:
+def _quantised(module: nn.Module, least: int) -> nn.Module | None:
+    if not isinstance(module, nn.Linear | Embedding) or module.weight.numel() < least:
+        return None
     if isinstance(module, FusedLinear):
         return Int8Linear(module, parts=module.parts)
-    if isinstance(module, nn.Linear):
-        return Int8Linear(module)
-    if isinstance(module, Embedding):
-        return Int8Embedding(module)
-    return None
+    return Int8Linear(module) if isinstance(module, nn.Linear) else Int8Embedding(module)
 
 
 class Int8Linear(nn.Module):

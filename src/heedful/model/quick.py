@@ -61,7 +61,7 @@ class Product:
                 self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, MANY)
             packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
             return packed
-        if rows == 1 and not self.widens:
+        if self.large and rows == 1 and not self.widens:
             return F.linear(x, self.weight, self.bias)
         if self.turned is None:
             self.turned = self.weight.t().contiguous()
@@ -150,31 +150,31 @@ class QuickSteps:
 
     def advance(self, tokens: Tensor) -> Tensor:
         """The next token of each row -> final states: rows width."""
-        decoder, rows, heads = self.decoder, tokens.size(0), self.decoder.heads
+        decoder, rows, heads, pre = self.decoder, tokens.size(0), self.decoder.heads, self.decoder.pre
         x = decoder.model.target_table(tokens)
         x = decoder.embedding_norm(x + self._place(x.shape[1]))
         cache = self._room(rows)
-        row = cache.select(0, self.length).view(len(decoder.layers), 2, rows, heads, -1)
-        seen = cache.narrow(0, 0, self.length + 1)
+        new = cache[self.length].view(len(decoder.layers), 2, rows, -1).unbind(0)
+        seen = cache[: self.length + 1]  # time layers 2 (rows heads) head
+        keys, values = seen[:, :, 0].permute(1, 2, 3, 0).unbind(0), seen[:, :, 1].permute(1, 2, 0, 3).unbind(0)
         for index, (layer, reading) in enumerate(zip(decoder.layers, self.readings, strict=True)):
             first, second, third = layer.norms
-            y = layer.query_key_value(first(x) if decoder.pre else x).view(rows, 3, heads, -1)
-            row[index].copy_(y.narrow(1, 1, 2).transpose(0, 1))
-            keys, values = seen.select(1, index).unbind(1)  # time (rows heads) head
-            query = (y.select(1, 0) * layer.scale).view(rows * heads, 1, -1)
-            weights = torch.bmm(query, keys.permute(1, 2, 0)).softmax(-1)
-            y = layer.output(torch.bmm(weights, values.transpose(0, 1)).view(rows, -1))
-            x = y.add_(x) if decoder.pre else first(y.add_(x))
-            y = layer.cross_output(self._read(layer.cross_query(second(x) if decoder.pre else x), reading))
-            x = y.add_(x) if decoder.pre else second(y.add_(x))
-            y = layer.inner(third(x) if decoder.pre else x)
+            y = layer.query_key_value(first(x) if pre else x).view(rows, 3, -1)
+            new[index].copy_(y[:, 1:].transpose(0, 1))
+            query = (y[:, 0] * layer.scale).view(rows * heads, 1, -1)
+            weights = torch.bmm(query, keys[index]).softmax(-1)
+            y = layer.output(torch.bmm(weights, values[index]).view(rows, -1)).add_(x)
+            x = y if pre else first(y)
+            y = layer.cross_output(self._read(layer.cross_query(second(x) if pre else x), reading)).add_(x)
+            x = y if pre else second(y)
+            y = layer.inner(third(x) if pre else x)
             if layer.gated:
                 gate, up = y.chunk(2, dim=-1)
                 y = layer.function(gate) * up
             else:
                 y = layer.function(y)
-            y = layer.outer(y)
-            x = y.add_(x) if decoder.pre else third(y.add_(x))
+            y = layer.outer(y).add_(x)
+            x = y if pre else third(y)
         self.length += 1
         return decoder.norm(x)
 
