@@ -11,7 +11,7 @@ from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.shortlist import Shortlist
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
-from heedful.translator import Request, Translator
+from heedful.translator import Request, Translator, load
 from tests.corpora import SMALL, pairs
 
 GREEDY = GenerationConfig(num_beams=1)
@@ -225,3 +225,19 @@ def test_nothing_is_learned_while_translating(translator):
     before = {name: tensor.clone() for name, tensor in translator.models[0].state_dict().items()}
     translator.translate(["a b c"])
     assert all(torch.equal(before[name], tensor) for name, tensor in translator.models[0].state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "config", [GREEDY, GenerationConfig(num_beams=3), GenerationConfig(do_sample=True, seed=4)], ids=["1", "3", "drawn"]
+)
+def test_streams_write_the_same_and_see_new_weights(folder, translator, config):
+    lines = [" ".join(random.Random(seed).choices("abcdefgh", k=1 + seed % 9)) for seed in range(30)]
+    several = load(folder, streams=2)
+    assert texts(several.translate(lines, config, batch_size=4)) == texts(translator.translate(lines, config))
+    with torch.no_grad():
+        several.models[0].embedding.weight.copy_(several.models[0].embedding.weight.flip(0))
+    changed = several.translate(lines, config, batch_size=4)
+    several.decoders = [None]  # by the modules, which have no copies
+    several.streams = 1
+    assert texts(changed) == texts(several.translate(lines, config)) != texts(translator.translate(lines, config))
+    several.close()

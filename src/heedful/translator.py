@@ -6,6 +6,7 @@ translator.translate(["Hello."])[0].text
 
 import math
 import re
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -103,6 +104,7 @@ class Translator:
         self.limit = min([limit, *(model.encoder.position.limit or limit for model in models)])
         self.device = next(models[0].parameters()).device
         self.aligner, self.shortlist, self.streams = aligner, shortlist, streams
+        self._several: tuple[object, Streams[_Batch, list[list[Hypothesis]]], Callable[[], object]] | None = None
 
     def translate(
         self,
@@ -231,11 +233,32 @@ class Translator:
     def _search_all(
         self, batches: list["_Batch"], histories: list[History] | None, dropped: Callable[[int], bool] | None
     ) -> list[list[list[Hypothesis]]]:
-        streams = min(self.streams, len(batches))
-        if streams > 1 and histories is None and dropped is None:  # a process of its own could not tell or be told
-            with Streams(self._search, streams) as several:
-                return several.map(batches)
+        if min(self.streams, len(batches)) > 1 and histories is None and dropped is None:
+            try:
+                return self._started().map(batches)
+            except BaseException:  # some may still be at work
+                self.close()
+                raise
         return [self._search(batch, histories, dropped) for batch in batches]
+
+    def _started(self) -> "Streams[_Batch, list[list[Hypothesis]]]":
+        """The streams, with the weights as they are now."""
+        weights = [(id(tensor), tensor._version) for model in self.models for tensor in model.parameters()]
+        now = (weights, self.streams, id(self.shortlist))
+        if self._several is None or self._several[0] != now:
+            self.close()
+            for decoder in self.decoders:
+                if decoder is not None:
+                    decoder.prepare()
+            several = Streams(self._search, self.streams)
+            self._several = (now, several, weakref.finalize(self, several.close))
+        return self._several[1]
+
+    def close(self) -> None:
+        """End the streams, if there are any; the next text starts them anew."""
+        if self._several is not None:
+            self._several[2]()
+            self._several = None
 
     def _search(
         self,

@@ -75,10 +75,14 @@ class Streams(Generic[Item, Result]):
         return self
 
     def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         for pipe, process in self._workers:
             pipe.close()
             process.terminate()
             process.join()
+        self._workers = []
 
 
 def _serve(work: Callable[[Item], Result], pipe: Connection, others: list[Connection]) -> None:

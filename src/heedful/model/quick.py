@@ -30,7 +30,7 @@ LARGE = 1 << 18  # and weights from which on
 
 
 def quick(model: EncoderDecoder) -> "QuickDecoder | None":
-    """For a model that is not trained any more: some of its weights are copied."""
+    """For a model that is not being trained: its weights are copied, and copied anew when they have changed."""
     stack, config = model.decoder, model.config.decoder
     plain = type(stack.position).rotation is Position.rotation and type(stack.position).bias is Position.bias
     heads = {attention.heads for attention in (config.attention, config.cross_attention)}
@@ -53,19 +53,34 @@ class Product:
         self.large, self.widens = weight.numel() >= LARGE, weight.shape[0] >= weight.shape[1]
         self.turned: Tensor | None = None
         self.packed: Tensor | None = None
+        self.changes = not weight.is_inference()  # one made for use alone cannot be changed, nor say so
+        self.version = self.weight._version if self.changes else 0  # of the weights that were laid out
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.size(0)
+        self.refresh()
         if self.large and FEW <= rows <= MANY:
-            if self.packed is None:
-                self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, MANY)
-            packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+            packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.pack(), self.bias, "none", [], "")
             return packed
         if self.large and rows == 1 and not self.widens:
             return F.linear(x, self.weight, self.bias)
+        turned = self.turn()
+        return torch.mm(x, turned) if self.bias is None else torch.addmm(self.bias, x, turned)
+
+    def refresh(self) -> None:
+        """Forget what was laid out of weights that have changed since."""
+        if self.changes and self.weight._version != self.version:
+            self.turned, self.packed, self.version = None, None, self.weight._version
+
+    def turn(self) -> Tensor:
         if self.turned is None:
             self.turned = self.weight.t().contiguous()
-        return torch.mm(x, self.turned) if self.bias is None else torch.addmm(self.bias, x, self.turned)
+        return self.turned
+
+    def pack(self) -> Tensor:
+        if self.packed is None:
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, MANY)
+        return self.packed
 
 
 def _product(module: nn.Module) -> Function:
@@ -111,6 +126,16 @@ class QuickDecoder:
         if isinstance(table, Embedding) and isinstance(model.head.lower, nn.Identity) and model.head.factor == 1.0:
             bias = model.head.bias
             self.logits = Product(table.weight, bias if bias is not None and bool(bias.any()) else None)
+
+    def prepare(self) -> None:
+        """Lay out all weights now, so that copies of this process share them."""
+        layers = [part for layer in self.layers for part in vars(layer).values()]
+        for product in (*layers, self.logits):
+            if isinstance(product, Product):
+                product.refresh()
+                product.turn()
+                if product.large:
+                    product.pack()
 
     def begin(self, memory: Memory, length: int) -> "QuickSteps":
         """Start to write, with room for so many tokens."""
