@@ -79,7 +79,7 @@ def batches(size: Size, count: int, seed: int = 1) -> list[Batch]:
 def _batch(group: list[tuple[list[int], list[int]]]) -> Batch:
     return Batch(
         source=padded([[*source, EOS] for source, _ in group]),
-        target_in=padded([[PAD, *target] for _, target in group]),  # Marian starts from padding
+        target_in=padded([[EOS, *target] for _, target in group]),
         target_out=padded([[*target, EOS] for _, target in group]),
         tokens=sum(len(target) + 1 for _, target in group),
     )
