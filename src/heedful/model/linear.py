@@ -16,7 +16,8 @@ class FusedLinear(nn.Linear):
         self.parts = outputs
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return super().forward(x).split(self.parts, dim=-1)
+        whole = super().forward(x)
+        return (whole,) if len(self.parts) == 1 else whole.split(self.parts, dim=-1)  # of one, a copy going back
 
     def part_weights(self) -> list[Tensor]:
         """Views of the parts' weights: writing to them writes to the whole."""

@@ -10,7 +10,7 @@ from heedful.model.mask import Mask
 
 # On a CPU, torch's fused kernel has a cost for each row and head that short texts cannot repay: there, products of many
 # small matrices are two to three times as fast (measured from 10 to 100 tokens, 32 to 1,600 rows and heads).
-SHORT, MANY = 128, 64
+SHORT, MANY = 128, 16
 
 
 class SoftmaxConfig(MixConfig):
