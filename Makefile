@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check fix clean
+.PHONY: demo test check fix bench clean
 
 demo: .venv/ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
@@ -14,6 +14,10 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: .venv/ready
+	sh benchmarks/peers.sh
+	$(BIN)/python benchmarks/run.py --out benchmarks/results.md
 
 fix: .venv/ready
 	$(BIN)/ruff check --fix .

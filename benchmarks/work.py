@@ -1,6 +1,6 @@
 """The work every engine is given, the same for all: sizes, sentences, batches; and how it is timed.
 
-Imported by every peer in its own environment, so it needs torch and nothing else.
+Imported by every peer in its own environment, so it needs torch and nothing else, and that only where it is used.
 """
 
 import json
@@ -9,8 +9,10 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch  # not at run time: it would count as an engine's memory that does without it
 
 VOCAB = 10_000  # source, target and output share one table
 EOS, FIRST_WORD, PAD = 0, 4, VOCAB - 1  # as in Marian's vocabularies: the end first, padding last
@@ -50,9 +52,9 @@ def sentences(count: int, seed: int = 1) -> list[list[int]]:
 class Batch:
     """Rows padded at the end with PAD. The decoder reads `target_in` and is to say `target_out`."""
 
-    source: torch.Tensor
-    target_in: torch.Tensor
-    target_out: torch.Tensor
+    source: "torch.Tensor"
+    target_in: "torch.Tensor"
+    target_out: "torch.Tensor"
     tokens: int  # real target tokens, the end counted
 
 
@@ -85,7 +87,9 @@ def _batch(group: list[tuple[list[int], list[int]]]) -> Batch:
     )
 
 
-def padded(rows: list[list[int]]) -> torch.Tensor:
+def padded(rows: list[list[int]]) -> "torch.Tensor":
+    import torch
+
     longest = max(map(len, rows))
     return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
 
@@ -106,12 +110,16 @@ def best_of(function: Callable[[], object], *, rounds: int = 5, least: float = 0
 
 def gemm_rate() -> float:
     """Float32 operations a second in a product of two matrices of 1024 x 1024: what no matrix work can beat."""
+    import torch
+
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     return 2 * 1024**3 / min(best_of(lambda: a @ b, rounds=10, least=0.1))
 
 
 def read_rate() -> float:
     """Bytes a second read from memory: what no work that reads all weights for each step can beat."""
+    import torch
+
     numbers = torch.ones(64 << 20)
     return numbers.numel() * 4 / min(best_of(numbers.sum, rounds=5, least=0.1))
 

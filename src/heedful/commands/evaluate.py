@@ -19,6 +19,7 @@ def evaluate(
     num_beams: Annotated[int, typer.Option("--num-beams", "--beam-size", "-b", help="1 = greedy.")] = 4,
     length_penalty: Annotated[float, typer.Option(help="Score / length^this.")] = 1.0,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens translated together.")] = 2048,
+    streams: Annotated[int, typer.Option(min=0, help="Batches translated at once; 0 = one for each core.")] = 0,
     quantize: Annotated[str, typer.Option(help="int8: weights in a quarter of the memory, on the CPU.")] = "",
     shortlist: Annotated[bool, typer.Option("--shortlist", help="Look only at likely words.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -58,7 +59,7 @@ def evaluate(
     config = GenerationConfig(num_beams=num_beams, length_penalty=length_penalty)
     results, texts = {}, {}
     for folder in folders:
-        translator = load(folder, quantize=quantize, shortlist=shortlist)
+        translator = load(folder, quantize=quantize, shortlist=shortlist, streams=streams or None)
         results[str(folder)], texts[str(folder)] = _evaluate(translator, pairs, config, batch_tokens, language)
     data: dict[str, Any] = {"test": test.name, "sentences": len(pairs), "models": results}
     best = texts[str(folders[0])]

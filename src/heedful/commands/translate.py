@@ -52,6 +52,7 @@ def translate(
     banned: Annotated[list[str] | None, typer.Option("--banned", help="A phrase never to write.")] = None,
     required: Annotated[list[str] | None, typer.Option("--required", help="A phrase to write in every line.")] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens translated together.")] = 2048,
+    streams: Annotated[int, typer.Option(min=0, help="Batches translated at once; 0 = one for each core.")] = 0,
     alignment: Annotated[bool, typer.Option("--alignment", help="Word alignments in the JSONL.")] = False,
     history: Annotated[bool, typer.Option("--history", help="What the search looked at, in the JSONL.")] = False,
     replace_unknowns: Annotated[
@@ -90,7 +91,7 @@ def translate(
         raise ValueError("--mbr chooses among samples; leave out --required, --history, --num-beam-groups, alignments")
     if source != "-" and output != "-" and Path(source).resolve() == Path(output).resolve():
         raise ValueError("the input would be overwritten; give --output another name")
-    translator = load(*models, quantize=quantize, shortlist=shortlist)
+    translator = load(*models, quantize=quantize, shortlist=shortlist, streams=streams or None)
     as_json = form == "jsonl" or source.endswith(".jsonl")
 
     def answer(entries: list[dict[str, Any]]) -> "list[Translation]":
