@@ -93,6 +93,15 @@ def test_what_it_does_not_know_is_left_to_the_modules(name):
     assert quick(build(OTHERS[name])) is None
 
 
+def test_a_linear_map_that_was_replaced_is_not_passed_over():
+    class Other(torch.nn.Linear):
+        pass
+
+    model = build({})
+    model.decoder.layers[0].cross.output = Other(16, 16)
+    assert quick(model) is None
+
+
 @torch.inference_mode()
 def test_positions_that_were_never_learned():
     _, fast = steppers(build(VARIANTS["gated, RMS, learned"]), 1)

@@ -19,7 +19,8 @@ from heedful.model.embedding import Embedding
 from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.model.int8 import Int8Linear
 from heedful.model.layer import Layer
-from heedful.model.multihead import CrossAttention, SelfAttention
+from heedful.model.linear import FusedLinear
+from heedful.model.multihead import CrossAttention
 from heedful.model.position import Position
 from heedful.model.residual import Residual
 from heedful.model.stack import Memory
@@ -27,21 +28,31 @@ from heedful.model.stack import Memory
 Function = Callable[[Tensor], Tensor]
 FEW, MANY = 2, 64  # rows between which packed weights are worth it: up to twice as fast (one core, AVX2)
 LARGE = 1 << 18  # and weights from which on
+PACKS = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+LINEAR = (nn.Linear, FusedLinear, Int8Linear)  # and nothing that only derives from them
 
 
 def quick(model: EncoderDecoder) -> "QuickDecoder | None":
     """For a model that is not being trained: its weights are copied, and copied anew when they have changed."""
     stack, config = model.decoder, model.config.decoder
-    plain = type(stack.position).rotation is Position.rotation and type(stack.position).bias is Position.bias
-    heads = {attention.heads for attention in (config.attention, config.cross_attention)}
-    whole = all(one.kv_head_count == one.heads for one in (config.attention, config.cross_attention))
-    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    mixes = [part.mix for layer in stack.each_layer() for part in (layer.attention, layer.cross) if part is not None]
-    known = all(type(mix) is Softmax for mix in mixes) and stack.window is None and isinstance(stack.lift, nn.Identity)
-    simple = all(parameter.dtype == torch.float32 for parameter in model.parameters())
-    if not (plain and len(heads) == 1 and whole and on_cpu and known and simple and torch.backends.mkl.is_available()):
-        return None
-    return QuickDecoder(model)
+    parts = [part for layer in stack.each_layer() for part in (layer.attention, layer.cross) if part is not None]
+    known = (
+        torch.backends.mkl.is_available(),
+        all(parameter.device.type == "cpu" and parameter.dtype == torch.float32 for parameter in model.parameters()),
+        type(stack.position).rotation is Position.rotation and type(stack.position).bias is Position.bias,
+        all(type(part.mix) is Softmax for part in parts) and stack.window is None,
+        config.attention.heads == config.cross_attention.heads,
+        all(one.kv_head_count == one.heads for one in (config.attention, config.cross_attention)),
+        isinstance(stack.lift, nn.Identity),
+        all(type(module) in LINEAR for layer in stack.each_layer() for module in _linears(layer)),
+    )
+    return QuickDecoder(model) if all(known) else None
+
+
+def _linears(layer: Layer) -> list[nn.Module]:
+    cross, feedforward = cast(CrossAttention, layer.cross), layer.feedforward
+    own = [layer.attention.query_key_value, layer.attention.output]
+    return [*own, cross.query, cross.output, feedforward.input, feedforward.output]
 
 
 class Product:
@@ -50,7 +61,7 @@ class Product:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
-        self.large, self.widens = weight.numel() >= LARGE, weight.shape[0] >= weight.shape[1]
+        self.large, self.widens = PACKS and weight.numel() >= LARGE, weight.shape[0] >= weight.shape[1]
         self.turned: Tensor | None = None
         self.packed: Tensor | None = None
         self.changes = not weight.is_inference()  # one made for use alone cannot be changed, nor say so
@@ -83,11 +94,8 @@ class Product:
         return self.packed
 
 
-def _product(module: nn.Module) -> Function:
-    if isinstance(module, Int8Linear):
-        return module.whole
-    assert isinstance(module, nn.Linear)
-    return Product(module.weight, module.bias)
+def _product(module: nn.Linear | Int8Linear) -> Function:
+    return module.whole if isinstance(module, Int8Linear) else Product(module.weight, module.bias)
 
 
 def _norm(module: nn.Module) -> Function:
@@ -102,10 +110,8 @@ class _QuickLayer:
 
     def __init__(self, layer: Layer) -> None:
         attention, cross, feedforward = layer.attention, cast(CrossAttention, layer.cross), layer.feedforward
-        assert isinstance(attention, SelfAttention)
-        self.query_key_value, self.output = _product(attention.query_key_value), _product(attention.output)
-        self.cross_query, self.cross_output = _product(cross.query), _product(cross.output)
-        self.inner, self.outer = _product(feedforward.input), _product(feedforward.output)
+        products = [_product(cast(nn.Linear, module)) for module in _linears(layer)]
+        self.query_key_value, self.output, self.cross_query, self.cross_output, self.inner, self.outer = products
         self.function: Function = torch.relu_ if feedforward.function is F.relu else feedforward.function
         self.gated = feedforward.gated
         self.scale, self.cross_scale = cast(Softmax, attention.mix).scale, cast(Softmax, cross.mix).scale
