@@ -36,8 +36,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["tiny", "base"], choices=["tiny", "base"])
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, help="batches in a round; 6 of tiny, 3 of base, unless said")
+    parser.add_argument("--turns", type=int, default=2, help="how often each peer comes by")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds in a turn")
+    parser.add_argument("--steps", type=int, help="batches in a round; 6 of tiny, 2 of base, unless said")
     parser.add_argument("--curve", action="store_true", help="compare losses, not speed")
     parser.add_argument("--inside", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -47,26 +48,32 @@ def main() -> None:
         curve()
     else:
         for size in options.sizes:
-            table(size, options.peers, options.steps or (6 if size == "tiny" else 3), options.rounds)
+            table(size, options.peers, options.steps or (6 if size == "tiny" else 2), options.rounds, options.turns)
 
 
-def table(size: str, peers: list[str], steps: int, rounds: int) -> None:
+def table(size: str, peers: list[str], steps: int, rounds: int, turns: int) -> None:
+    """Peers take turns: a machine that others use too is not the same from one minute to the next."""
+    rates: dict[str, list[float]] = {peer: [] for peer in peers}
+    shares: dict[str, float] = dict.fromkeys(peers, 0.0)
+    last: dict[str, dict[str, Any]] = {}
+    for _ in range(turns):
+        for peer in peers:
+            found = last[peer] = run(peer, "speed", size, peer, str(steps), str(rounds))
+            rates[peer] += [found["tokens"] / seconds for seconds in found["seconds"]]
+            shares[peer] = max(shares[peer], found["flops"] / min(found["seconds"]) / found["gemm"])
+            print(size, peer, f"{max(rates[peer]):,.0f}", file=sys.stderr)
     print(f"\n{size}: training\n")
     print("| peer | target tokens/s | all rounds | share of GEMM rate | peak memory, MB | last loss |")
     print("|---|---:|---|---:|---:|---:|")
-    best: dict[str, float] = {}
     for peer in peers:
-        found = run(peer, "speed", size, peer, str(steps), str(rounds))
-        rates = [found["tokens"] / seconds for seconds in found["seconds"]]
-        best[peer] = max(rates)
-        share = found["flops"] / min(found["seconds"]) / found["gemm"]
-        shown = " ".join(f"{rate:,.0f}" for rate in rates)
-        memory, loss = found["memory"] / 1e6, found["loss"]
-        print(f"| {peer} | {max(rates):,.0f} | {shown} | {share:.0%} | {memory:,.0f} | {loss:.3f} |", flush=True)
-    others = [peer for peer in best if peer != "heedful"]
-    if "heedful" in best and others:
-        fastest = max(others, key=lambda peer: best[peer])
-        print(f"\nheedful: {best['heedful'] / best[fastest]:.2f} times the fastest peer, {fastest}")
+        shown = " ".join(f"{rate:,.0f}" for rate in rates[peer])
+        memory, loss = last[peer]["memory"] / 1e6, last[peer]["loss"]
+        print(f"| {peer} | {max(rates[peer]):,.0f} | {shown} | {shares[peer]:.0%} | {memory:,.0f} | {loss:.3f} |")
+    others = [peer for peer in peers if peer != "heedful"]
+    if "heedful" in peers and others:
+        fastest = max(others, key=lambda peer: max(rates[peer]))
+        ratio = max(rates["heedful"]) / max(rates[fastest])
+        print(f"\nheedful: {ratio:.2f} times the fastest peer, {fastest}", flush=True)
 
 
 def curve() -> None:

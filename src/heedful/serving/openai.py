@@ -154,25 +154,24 @@ async def _streamed(
 ) -> AsyncIterator[dict[str, Any]]:
     """What each event says. When the client goes away, the generator is closed, and the writing ends."""
     loop, frame = asyncio.get_running_loop(), _frame(writing)
-    gone, count = threading.Event(), asked.n or 1
+    gone, count, deadline = threading.Event(), asked.n or 1, loop.time() + timeout
     try:
-        async with asyncio.timeout(timeout):
-            for number, prompt in enumerate(prompts):
-                events: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
+        for number, prompt in enumerate(prompts):
+            events: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
 
-                def told(row: int, piece: Piece, events: "asyncio.Queue[Any]" = events) -> None:
-                    loop.call_soon_threadsafe(events.put_nowait, (row, piece))
+            def told(row: int, piece: Piece, events: "asyncio.Queue[Any]" = events) -> None:
+                loop.call_soon_threadsafe(events.put_nowait, (row, piece))
 
-                work = _begin(writing, prompt, asked, told, gone)
-                work.add_done_callback(lambda _, events=events: events.put_nowait(None))  # type: ignore[misc]
-                for row in range(count if asked.echo else 0):
-                    yield {**frame, "choices": [_choice(number * count + row, prompt)]}
-                while (event := await events.get()) is not None:
-                    row, piece = event
-                    probs = None if asked.logprobs is None else _log_probs(writing, [piece], asked.logprobs)
-                    yield {**frame, "choices": [_choice(number * count + row, piece.text, probs)]}
-                for row, (reason, rest) in enumerate(await work):
-                    yield {**frame, "choices": [_choice(number * count + row, rest, reason=reason)]}
+            work = _begin(writing, prompt, asked, told, gone)
+            work.add_done_callback(lambda _, events=events: events.put_nowait(None))  # type: ignore[misc]
+            for row in range(count if asked.echo else 0):
+                yield {**frame, "choices": [_choice(number * count + row, prompt)]}
+            while (event := await asyncio.wait_for(events.get(), deadline - loop.time())) is not None:
+                row, piece = event
+                probs = None if asked.logprobs is None else _log_probs(writing, [piece], asked.logprobs)
+                yield {**frame, "choices": [_choice(number * count + row, piece.text, probs)]}
+            for row, (reason, rest) in enumerate(await work):
+                yield {**frame, "choices": [_choice(number * count + row, rest, reason=reason)]}
     except TimeoutError:
         yield error_body("/v1/", 503, "this took too long; ask for fewer tokens")
     except RefusedError as error:
