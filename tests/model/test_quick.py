@@ -93,6 +93,17 @@ def test_what_it_does_not_know_is_left_to_the_modules(name):
     assert quick(build(OTHERS[name])) is None
 
 
+@torch.no_grad()
+def test_weights_and_biases_that_change_are_seen():
+    model = build({}, head={"bias": True})
+    slow, fast = steppers(model, 1)
+    tokens = torch.tensor([1, 2, 3])
+    for name in ("head.bias", "embedding.weight", "decoder.layers.0.feedforward.input.bias"):
+        parameter = model.get_parameter(name)
+        parameter.copy_(torch.randn(parameter.shape) / 4)
+        torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=2e-5, rtol=1e-5)
+
+
 def test_a_linear_map_that_was_replaced_is_not_passed_over():
     class Other(torch.nn.Linear):
         pass

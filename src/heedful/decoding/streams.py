@@ -24,8 +24,10 @@ Result = TypeVar("Result")
 
 
 def cores() -> int:
-    """How many streams are worth it here: one where processes cannot be copied, or a GPU does the work."""
-    forks = sys.platform == "linux" and not torch.cuda.is_available()
+    """How many streams are worth it here: one where processes cannot be copied, or a GPU does the work, or this is
+    such a copy itself, which may have none."""
+    daemon = multiprocessing.current_process().daemon
+    forks = sys.platform == "linux" and not torch.cuda.is_available() and not daemon
     return torch.get_num_threads() if forks else 1
 
 

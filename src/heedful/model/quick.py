@@ -60,16 +60,19 @@ class Product:
     next in memory; packed in blocks for few rows."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+        self.weight, self.given = weight.detach(), None if bias is None else bias.detach()
         self.large, self.widens = PACKS and weight.numel() >= LARGE, weight.shape[0] >= weight.shape[1]
+        self.changes = not weight.is_inference()  # one made for use alone cannot be changed, nor say so
+        self.version = (-1, -1)  # of the weights that were laid out
+        self.bias: Tensor | None = None
         self.turned: Tensor | None = None
         self.packed: Tensor | None = None
-        self.changes = not weight.is_inference()  # one made for use alone cannot be changed, nor say so
-        self.version = self.weight._version if self.changes else 0  # of the weights that were laid out
+        self.refresh()
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.size(0)
-        self.refresh()
+        if self.changes:
+            self.refresh()
         if self.large and FEW <= rows <= MANY:
             packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.pack(), self.bias, "none", [], "")
             return packed
@@ -79,9 +82,12 @@ class Product:
         return torch.mm(x, turned) if self.bias is None else torch.addmm(self.bias, x, turned)
 
     def refresh(self) -> None:
-        """Forget what was laid out of weights that have changed since."""
-        if self.changes and self.weight._version != self.version:
-            self.turned, self.packed, self.version = None, None, self.weight._version
+        """Forget what was laid out of weights that have changed since. A bias of zeros is none."""
+        tensors = (self.weight, self.weight if self.given is None else self.given)
+        version = (tensors[0]._version, tensors[1]._version) if self.changes else (0, 0)
+        if version != self.version:
+            self.bias = self.given if self.given is not None and bool(self.given.any()) else None
+            self.turned, self.packed, self.version = None, None, version
 
     def turn(self) -> Tensor:
         if self.turned is None:
@@ -130,8 +136,7 @@ class QuickDecoder:
         self.logits: Function = model.logits
         table = model.head.table or model.target_table
         if isinstance(table, Embedding) and isinstance(model.head.lower, nn.Identity) and model.head.factor == 1.0:
-            bias = model.head.bias
-            self.logits = Product(table.weight, bias if bias is not None and bool(bias.any()) else None)
+            self.logits = Product(table.weight, model.head.bias)
 
     def prepare(self) -> None:
         """Lay out all weights now, so that copies of this process share them."""
