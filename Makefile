@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test check fix bench clean
 
 demo: .venv/ready
-	@PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh $(if $(TO),runs/demo-$(TO) $(TO))
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile

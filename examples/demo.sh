@@ -1,14 +1,16 @@
 #!/bin/sh
 # From nothing to a trained, measured and inspected translator. Run by `make demo`; every line is a command to try.
+# sh examples/demo.sh [FOLDER] [de|zh]
 set -eu
 out=${1:-runs/demo}
+language=${2:-de}
 
-echo "1. A corpus, made up by a small grammar: 40,000 English sentences with their German"
-heedful corpus mini --pair en-de --lines 40000 --out "$out/corpus"
+echo "1. A corpus, made up by a small grammar: 40,000 English sentences with their translation (en-$language)"
+heedful corpus mini --pair "en-$language" --lines 40000 --out "$out/corpus"
 
 echo "2. Training, about three minutes on two cores. The grammar makes no mistakes, so there is no noise to guard against"
 heedful train "$out/corpus/train.tsv" --valid "$out/corpus/valid.tsv" --out "$out/model" --recipe tiny \
-    data.source_language=en data.target_language=de \
+    data.source_language=en data.target_language="$language" \
     model.encoder.dropout=0 model.decoder.dropout=0 training.label_smoothing=0 \
     training.batch_tokens=1024 training.steps=1300 training.warmup=100 training.learning_rate=0.003 \
     training.schedule=linear training.validate_every=250 training.save_every=250 training.samples=2
@@ -16,7 +18,7 @@ heedful train "$out/corpus/train.tsv" --valid "$out/corpus/valid.tsv" --out "$ou
 echo "3. How good is it? Every test sentence puts words together that training never did"
 heedful evaluate "$out/model" "$out/corpus/test.tsv"
 
-echo '4. A few sentences, each word with the English word it looks at. What does "it" mean? German has to know'
+echo '4. A few sentences, each word with the English word it looks at. What does "it" mean? A translator has to know'
 heedful translate "$out/model" --format words <<'END'
 The animal did not cross the street because it was too tired.
 The animal did not cross the street because it was too wide.

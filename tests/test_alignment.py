@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from heedful.alignment import Aligner, _words_of, choose
+from heedful.alignment import Aligner, _links, _membership, choose
 from heedful.checkpoint import load_model
 from heedful.data.prepare import Inputs, load_tokenizers
 from heedful.families.vaswani import vaswani
@@ -67,8 +67,16 @@ def test_what_other_threads_do_is_not_recorded():
 
 def test_tokens_know_their_words():
     tokenizer = train_tokenizer(["one two three"] * 9, TokenizerConfig(kind="character"), vocab=400)
-    assert _words_of(tokenizer, "ab  c") == [0, 0, -1, -1, 1]
-    assert _words_of(tokenizer, "") == []
+    assert _membership(tokenizer, "ab  c").tolist() == [[1, 0], [1, 0], [0, 0], [0, 0], [0, 1]]
+    assert _membership(tokenizer, "").numel() == 0
+
+
+def test_without_spaces_every_character_of_a_token_is_linked():
+    tokenizer = train_tokenizer(["the dog", "小狗"] * 9, TokenizerConfig(kind="bpe"), vocab=400)
+    assert [end - start for _, start, end in tokenizer.pieces("小狗")] == [2]
+    assert _membership(tokenizer, "小狗").tolist() == [[0.5, 0.5]]
+    weights = torch.tensor([[0.2, 0.7, 0.1]])  # the, dog, </s>
+    assert _links([tokenizer], ("the dog", "小狗"), weights) == [(1, 0), (1, 1)]
 
 
 def test_a_model_that_reverses_aligns_in_reverse(tmp_path):

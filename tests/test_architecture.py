@@ -10,8 +10,8 @@ PACKAGE = Path(__file__).parents[1] / "src" / "heedful"
 # From the ground up; what stands on one line does not know its neighbours. A part may know every line above it.
 LEVELS = [
     {"config", "files", "memory"},
-    {"text", "model", "evaluation", "objectives", "mini"},
-    {"data", "families", "adapters", "decoding"},
+    {"text", "model", "objectives", "mini"},
+    {"data", "families", "adapters", "decoding", "evaluation"},
     {"checkpoint", "exchange"},
     {"alignment"},
     {"translator", "generator"},
@@ -28,6 +28,7 @@ ONLY = {
     "mini": {"files"},
     "model": {"config"},
     "data": {"config", "files", "text"},
+    "evaluation": {"text"},
     "families": {"config", "model"},
     "adapters": {"config", "model"},
     "decoding": {"config", "files", "memory", "text", "model"},

@@ -5,7 +5,7 @@ whose links join words that often occur in each other's sentences.
 """
 
 import json
-import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +20,7 @@ from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.model.multihead import CrossAttention
 from heedful.model.record import Glance, recorded
 from heedful.text.tokenizer import BOS, EOS, Tokenizer
+from heedful.text.words import word_starts, words
 
 Tokenizers = Sequence[Tokenizer]  # of the source and of the target
 Links = list[tuple[int, int]]  # (source word, target word), from 0
@@ -66,7 +67,7 @@ def choose(
     lexicon: Sequence[tuple[str, str]],
 ) -> Aligner:
     """The head that aligns these pairs best, judged by the words that meet in the pairs of `lexicon`."""
-    pairs = [pair for pair in pairs if pair[0].split() and pair[1].split()]
+    pairs = [pair for pair in pairs if words(pair[0]) and words(pair[1])]
     association = _association(pairs, [*lexicon, *pairs])
     totals: dict[tuple[int, int], float] = {}
     count = 0
@@ -75,12 +76,12 @@ def choose(
         for layer, weights in enumerate(glance.weights() for glance in _glances(model, *_encoded(tokenizers, chunk))):
             for head in range(weights.shape[1]):
                 value = sum(
-                    association(source.split()[s], target.split()[t])
+                    association(words(source)[s], words(target)[t])
                     for row, (source, target) in enumerate(chunk)
                     for s, t in _links(tokenizers, (source, target), weights[row, head])
                 )
                 totals[layer, head] = totals.get((layer, head), 0.0) + value
-        count += sum(len(target.split()) for _, target in chunk)
+        count += sum(len(words(target)) for _, target in chunk)
     if not totals:
         return Aligner(0, 0)
     (layer, head), total = max(totals.items(), key=lambda item: item[1])
@@ -104,27 +105,22 @@ def _glances(model: EncoderDecoder, sources: list[list[int]], targets: list[list
 
 def _links(tokenizers: Tokenizers, pair: tuple[str, str], weights: Tensor) -> Links:
     """Each target word to the source word with most of its weight. weights: target source"""
-    sources, targets = _words_of(tokenizers[0], pair[0]), _words_of(tokenizers[-1], pair[1])
-    if not sources or not targets:
+    sources, targets = _membership(tokenizers[0], pair[0]), _membership(tokenizers[-1], pair[1])
+    if not sources.numel() or not targets.numel():
         return []
-    between = torch.zeros(max(targets) + 1, max(sources) + 1)
-    for place, word in enumerate(targets):
-        if word >= 0:
-            by_word = torch.zeros(max(sources) + 1)
-            real = torch.tensor([word >= 0 for word in sources])
-            by_word.index_add_(0, torch.tensor(sources)[real], weights[place, : len(sources)].cpu().float()[real])
-            between[word] += by_word
-    return [(int(between[word].argmax()), word) for word in range(len(between))]
+    between = targets.T @ weights[: len(targets), : len(sources)].cpu().float() @ sources
+    return [(int(row.argmax()), word) for word, row in enumerate(between)]
 
 
-def _words_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    """For each token the number of the word it is in, words being what spaces separate; -1 = only spaces."""
-    starts = [match.start() for match in re.finditer(r"\S+", text)]
-    words = []
-    for _, start, end in tokenizer.pieces(text):
-        inside = [place for place in range(start, end) if not text[place].isspace()]
-        words.append(sum(begin <= inside[0] for begin in starts) - 1 if inside else -1)
-    return words
+def _membership(tokenizer: Tokenizer, text: str) -> Tensor:
+    """token word: how much of each token is in each word. Without spaces, a token may hold several words."""
+    starts, pieces = word_starts(text), tokenizer.pieces(text)
+    found = torch.zeros(len(pieces), len(starts))
+    for row, (_, start, end) in enumerate(pieces):
+        inside = [bisect_right(starts, place) - 1 for place in range(start, end) if not text[place].isspace()]
+        for word in inside:
+            found[row, word] += 1 / len(inside)
+    return found
 
 
 def _association(asked: Sequence[tuple[str, str]], lexicon: Sequence[tuple[str, str]]) -> Callable[[str, str], float]:
@@ -132,13 +128,13 @@ def _association(asked: Sequence[tuple[str, str]], lexicon: Sequence[tuple[str, 
     meet in a pair `asked` about are counted: all that meet in a lexicon would fill the memory."""
     wanted: dict[str, set[str]] = {}
     for source, target in asked:
-        for word in source.split():
-            wanted.setdefault(word, set()).update(target.split())
+        for word in words(source):
+            wanted.setdefault(word, set()).update(words(target))
     first: Counter[str] = Counter()
     second: Counter[str] = Counter()
     both: Counter[tuple[str, str]] = Counter()
     for source, target in lexicon:
-        sources, targets = set(source.split()) & wanted.keys(), set(target.split())
+        sources, targets = set(words(source)) & wanted.keys(), set(words(target))
         first.update(sources)
         second.update(targets)
         both.update((s, t) for s in sources for t in targets & wanted[s])

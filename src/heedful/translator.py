@@ -37,7 +37,8 @@ from heedful.evaluation.metrics import consensus
 from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.model.int8 import quantize_int8
 from heedful.model.quick import quick
-from heedful.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, is_unspaced
+from heedful.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
+from heedful.text.words import is_unspaced, words
 
 CHUNK = 1024  # sentences sorted by length together; also how far a stream reads ahead
 REQUIRED_BEAMS = 10
@@ -156,7 +157,7 @@ class Translator:
         source = target = 0
         for (text, written), found in zip(pairs, self.align(pairs), strict=True):
             links += [(source + one, target + other) for one, other in found]
-            source, target = source + len(text.split()), target + len(written.split())
+            source, target = source + len(words(text)), target + len(words(written))
         return links
 
     def by_consensus(

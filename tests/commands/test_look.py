@@ -4,11 +4,12 @@ import json
 import sys
 
 import pytest
+import torch
 import yaml
 
 from heedful.commands.main import main
 from heedful.data.prepare import Inputs
-from heedful.inspection.attention import look
+from heedful.inspection.attention import Attention, look
 from heedful.training.recipe import read_recipe, recipes
 from heedful.training.run import train
 from heedful.translator import load
@@ -99,6 +100,22 @@ def test_mistakes_about_heads(monkeypatch, capsys, tmp_path, folder):
     said = refused(monkeypatch, capsys, "plot", "attention", folder, "a", "--kind", "both", *out)
     assert "attention 'both' is not one of cross, encoder, decoder" in said
     assert not (tmp_path / "p.png").exists()
+
+
+def test_chinese_has_a_font(tmp_path, caplog):
+    """Also where the system has none; what no font has is said in one line."""
+    pytest.importorskip("zhplot")
+    from heedful.inspection.plots import draw_attention
+
+    def draw(word):
+        seen = Attention(["dog", "</s>"], [word, "</s>"], *(torch.eye(2)[None, None] for _ in range(3)))
+        caplog.clear()
+        draw_attention(seen, tmp_path / "p.png")
+        return [record.message for record in caplog.records]
+
+    assert draw("小狗。") == []
+    (said,) = draw("\U00013080")  # a hieroglyph
+    assert "some characters have no font here and show as boxes" in said
 
 
 def test_weights_belong_to_their_tokens(folder):

@@ -7,9 +7,11 @@ import sys
 
 import pytest
 
+from heedful.commands.translate import _with_sources
 from heedful.data.prepare import Inputs
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
+from heedful.translator import Translation
 from tests.commands.in_process import refused
 from tests.corpora import SMALL, pairs
 
@@ -51,6 +53,13 @@ def test_files_beams_and_both_spellings(place):
     first = (place / "out.txt").read_text()
     heedful(place, "translate", "a", "--input", "in.txt", "--output", "out.txt", "--num-beams", 3, "--alpha", 0.6)
     assert (place / "out.txt").read_text() == first and first.count("\n") == 2
+
+
+def test_words_that_no_space_parts_are_shown_together():
+    found = Translation("小狗看见iPhone。", 0.0, [], [], alignment=[(1, 0), (1, 1), (2, 2), (2, 3), (3, 4)])
+    assert _with_sources("The dog sees iPhone.", found) == "小狗(dog) 看见(sees) iPhone。(iPhone.)"
+    found = Translation("der der Hund", 0.0, [], [], alignment=[(0, 0), (0, 1), (1, 2)])
+    assert _with_sources("the dog", found) == "der(the) der(the) Hund(dog)"
 
 
 def test_json_lines_carry_wishes_in_and_all_there_is_to_tell_out(place):

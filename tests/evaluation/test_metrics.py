@@ -33,6 +33,12 @@ def test_scores_and_signatures_are_the_published_ones(systems, system):
     assert f"{quick['bleu']:.6f}" == truth[system, "bleu_default"]["score"]
 
 
+def test_chinese_is_compared_by_characters():
+    found = score(["我爱狗"], [["我爱猫"]], language="zh")
+    assert found["ter"].value == pytest.approx(100 / 3) and "asian:yes" in found["ter"].signature
+    assert "tok:zh" in found["bleu"].signature
+
+
 def test_systems_are_compared_with_the_first(systems):
     columns, _ = systems
     names = ["bergamot-tiny", "google", "bergamot-base-memory"]

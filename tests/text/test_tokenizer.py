@@ -117,6 +117,15 @@ def test_dropout_without_merges_is_refused():
         TokenizerConfig(kind="unigram", dropout=0.1)
 
 
+def test_chinese_phrases_do_not_fill_a_small_vocabulary():
+    texts = ["因为它太累了。", "因为它太宽了。ありがとう because"] * 50
+    small, large = (train_tokenizer(texts, TokenizerConfig(), vocab=vocab) for vocab in (600, 9000))
+    cut = lambda tokenizer, text: [text[start:end] for _, start, end in tokenizer.pieces(text)]  # noqa: E731
+    assert max(map(len, cut(small, "因为它太累了。"))) == 2
+    assert max(map(len, cut(large, "因为它太累了。"))) > 2
+    assert cut(small, "ありがとう because") == ["ありがとう", " because"]
+
+
 def test_the_vocabulary_grows_with_the_corpus():
     sizes = [vocab_for(words) for words in (100, 10**4, 10**5, 10**6, 10**7, 10**9)]
     assert sizes == sorted(sizes) and sizes[0] == 512 and sizes[-1] == 32000

@@ -181,9 +181,7 @@ def _shown(number: int, given: dict[str, Any], found: "Translation", form: str) 
     if form == "pharaoh":
         return " ".join(f"{source}-{target}" for source, target in found.alignment or []) + "\n"
     if form == "words":
-        sources, links = given["text"].split(), {target: source for source, target in found.alignment or []}
-        words = [f"{word}({sources[links[n]]})" if n in links else word for n, word in enumerate(found.text.split())]
-        return " ".join(words) + "\n"
+        return _with_sources(given["text"], found) + "\n"
     if form == "jsonl":
         data = {**given, "sentence_id": number, "translation": found.text, "score": round(found.score, 6)}
         if found.alignment is not None:
@@ -202,6 +200,20 @@ def _shown(number: int, given: dict[str, Any], found: "Translation", form: str) 
         ]
         return "\n".join(rows) + "\n"
     return "\n".join(texts) + "\n"
+
+
+def _with_sources(text: str, found: "Translation") -> str:
+    """Each word with the source word it comes from; neighbours that no space parts and that come from one are one."""
+    from heedful.text.words import is_unspaced, words
+
+    sources, links = words(text), {target: source for source, target in found.alignment or []}
+    shown: list[tuple[str, int | None]] = []
+    for place, word in enumerate(words(found.text)):
+        link = links.get(place)
+        if shown and shown[-1][1] == link and is_unspaced(shown[-1][0] + word):
+            word = shown.pop()[0] + word
+        shown.append((word, link))
+    return " ".join(word if link is None else f"{word}({sources[link]})" for word, link in shown)
 
 
 def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from heedful.data.corpus import Fault, Line, near
+from heedful.text.words import words
 
 # UTF-8 that was read as Latin-1 or Windows-1252.
 MOJIBAKE = re.compile(r"[ÃÂ][\u0080-\u00bfŒœŠšŸŽžƒˆ˜–—‘’‚“”„†‡•…‰‹›€™]|â€|ï»¿|\ufffd")
@@ -30,7 +31,7 @@ class Side:
     characters: int = 0
 
     def add(self, text: str) -> None:
-        self.words[min(LONGEST, len(text.split()))] += 1
+        self.words[min(LONGEST, len(words(text)))] += 1
         self.characters += len(text)
 
     @property

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest, Result
 
+from heedful.text.words import words
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -45,7 +47,7 @@ def by_length(
     edges = [(1, 5), (6, 10), (11, 20), (21, 40), (41, 10**9)]
     found = []
     for low, high in edges:
-        chosen = [index for index, source in enumerate(sources) if low <= len(source.split()) <= high]
+        chosen = [index for index, source in enumerate(sources) if low <= len(words(source)) <= high]
         if chosen:
             texts, wanted = [hypotheses[index] for index in chosen], [[references[index] for index in chosen]]
             name = f"{low}-{high}" if high < 10**9 else f"{low}+"

@@ -16,14 +16,15 @@ class Score:
 def score(hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, language: str = "") -> dict[str, Score]:
     """BLEU, chrF, TER and exact match. `references`: one list as long as the hypotheses for each set of references.
 
-    The target `language` chooses BLEU's tokenisation, as sacrebleu itself does.
+    The target `language` chooses BLEU's tokenisation, as sacrebleu itself does, and for Chinese and Japanese TER's.
     """
     for reference in references:
         if len(reference) != len(hypotheses):
             raise ValueError(f"{len(hypotheses):,} translations, but {len(reference):,} references; they must be equal")
     streams = [list(reference) for reference in references]
+    asian = language in ("zh", "ja")
     found = {}
-    for metric in (BLEU(trg_lang=language or ""), CHRF(), TER()):
+    for metric in (BLEU(trg_lang=language or ""), CHRF(), TER(normalized=asian, asian_support=asian)):
         result = metric.corpus_score(list(hypotheses), streams)
         found[result.name.lower().rstrip("2")] = Score(result.name, result.score, str(metric.get_signature()))
     matches = sum(text.strip() in {r.strip() for r in other} for text, *other in zip(hypotheses, *streams, strict=True))

@@ -1,7 +1,10 @@
 """Pictures: of a training, of attention, of positions, of a schedule."""
 
+import logging
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 import matplotlib
 import torch
@@ -18,9 +21,10 @@ from heedful.training.recipe import Recipe
 from heedful.training.schedule import learning_rate
 
 LABEL = 12  # characters of a token that are shown
-# Fonts with Chinese, Japanese and Korean characters, on one system or another.
-CJK = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei",
-       "Droid Sans Fallback", "PingFang SC", "Hiragino Sans GB", "Microsoft YaHei", "SimHei")  # fmt: skip
+# Fonts with Chinese, Japanese and Korean characters: of the plot extra, or on one system or another.
+CJK = ("Noto Sans SC", "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Micro Hei",
+       "WenQuanYi Zen Hei", "Droid Sans Fallback", "PingFang SC", "Hiragino Sans GB", "Microsoft YaHei",
+       "SimHei")  # fmt: skip
 
 
 def draw_training(folder: Path) -> Path:
@@ -104,9 +108,12 @@ def draw_schedule(recipe: Recipe, path: Path) -> Path:
 
 def _save(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with in_place(path) as temporary:
+    with in_place(path) as temporary, catch_warnings(record=True) as warnings:
         figure.savefig(temporary, dpi=110, format="png")
     pyplot.close(figure)
+    if any("missing from font" in str(warning.message) for warning in warnings):
+        message = "%s: some characters have no font here and show as boxes; pip install 'heedful[plot]' brings Chinese"
+        logging.getLogger("heedful").warning(message, path)
     return path
 
 
@@ -116,7 +123,12 @@ def _short(token: str) -> str:
 
 def _fonts() -> list[str]:
     """The usual font first, then one that has what it lacks."""
-    known = {font.name for font in font_manager.fontManager.ttflist}
+    manager = font_manager.fontManager
+    known = {font.name for font in manager.ttflist}
+    if CJK[0] not in known and (package := find_spec("zhplot")) is not None:  # nothing of it is run: it carries a font
+        for folder in package.submodule_search_locations or ():
+            manager.addfont(Path(folder) / "fonts" / "NotoSansSC-Regular.ttf")
+            known.add(CJK[0])
     return ["DejaVu Sans", *(name for name in CJK if name in known)]
 
 

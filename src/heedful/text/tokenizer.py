@@ -6,7 +6,6 @@ What comes in is what comes out: spaces, case, emoji, marks. Text that looks lik
 
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,15 +17,14 @@ from tokenizers import Tokenizer as Backend
 
 from heedful.config import Config, Probability
 from heedful.files import write_text
+from heedful.text.words import HAN
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+SMALL = 8000  # tokens
 # A word carries the space before it; digits stand alone; what is left over is spaces.
 WORDS = r" ?[\p{L}\p{M}]+| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
-UNSPACED = re.compile(
-    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-)
 
 
 class TokenizerConfig(Config):
@@ -148,13 +146,9 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, *, vocab: int
         # Rare characters are left to the bytes: a vocabulary full of them would have no room for words.
         trainer = trainers.BpeTrainer(limit_alphabet=max(1, (vocab - len(specials)) // 2), **options)
     backend.train_from_iterator(texts, trainer)
+    if config.kind == "bpe" and vocab < SMALL:
+        backend = _without_phrases(backend)
     return Tokenizer(_with_byte_fallback(backend))
-
-
-def is_unspaced(text: str) -> bool:
-    """Whether it is in a script that puts no spaces between words (Chinese, Japanese, Thai ...), or in no script at
-    all: there, where a word ends cannot be told."""
-    return not any(character.isalnum() and not UNSPACED.match(character) for character in text)
 
 
 def vocab_for(words: int) -> int:
@@ -197,6 +191,17 @@ def _normalised(backend: Backend, texts: Iterable[str]) -> Iterator[str]:
     normalizer = backend.normalizer
     for text in texts:
         yield normalizer.normalize_str(text) if normalizer else text
+
+
+def _without_phrases(backend: Backend) -> Backend:
+    """At most two Chinese characters in a token. No space keeps words apart there, so a small vocabulary fills with
+    phrases that happen to be frequent, of which a model learns little."""
+    data = json.loads(backend.to_str())
+    model = data["model"]
+    model["merges"] = [pair for pair in model["merges"] if len(HAN.findall("".join(pair))) <= 2]
+    kept = [token for token in sorted(model["vocab"], key=model["vocab"].get) if len(HAN.findall(token)) <= 2]
+    model["vocab"] = {token: index for index, token in enumerate(kept)}
+    return Backend.from_str(json.dumps(data))
 
 
 def _with_byte_fallback(backend: Backend) -> Backend:
