@@ -1,16 +1,30 @@
 """Makes the reference from the code: python docs/reference.py writes docs/reference/*.md."""
 
-import textwrap
+import inspect
+import json
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from heedful.commands.main import app
+from heedful.config import kinds, part_config
 from heedful.data.prepare import DataConfig
+from heedful.model.attention import MixConfig
+from heedful.model.decoder_only import DecoderOnlyConfig
+from heedful.model.embedding import EmbeddingConfig
+from heedful.model.encoder_decoder import EncoderDecoderConfig
+from heedful.model.encoder_only import EncoderOnlyConfig
+from heedful.model.feedforward import FeedForwardConfig
+from heedful.model.heads import MaskedLmConfig, PoolerConfig, SequenceConfig, TokenConfig, VocabularyConfig
+from heedful.model.multihead import MultiHeadConfig
+from heedful.model.norm import NormConfig
+from heedful.model.position import PositionConfig
+from heedful.model.position.rotary import ScalingConfig
+from heedful.model.stack import StackConfig
 from heedful.tasks.causal_lm import CausalLmConfig
 from heedful.text.tokenizer import TokenizerConfig
-from heedful.training.recipe import Recipe, TrainingConfig, read_recipe
+from heedful.training.recipe import Recipe, TrainingConfig
 
 FOLDER = Path(__file__).parent / "reference"
 PARTS: dict[str, Any] = {
@@ -18,6 +32,22 @@ PARTS: dict[str, Any] = {
     "tokenizer": TokenizerConfig,
     "data": DataConfig,
     "task (causal_lm)": CausalLmConfig,
+}
+MODEL: dict[str, tuple[str, Any]] = {
+    "encoder_decoder": ("model", EncoderDecoderConfig),
+    "decoder_only": ("model", DecoderOnlyConfig),
+    "encoder_only": ("model", EncoderOnlyConfig),
+    "Stack": ("S", StackConfig),
+    "MultiHead": ("S.attention", MultiHeadConfig),
+    "FeedForward": ("S.feedforward", FeedForwardConfig),
+    "Norm": ("S.norm", NormConfig),
+    "Embedding": ("model.embedding", EmbeddingConfig),
+    "Vocabulary": ("model.head", VocabularyConfig),
+    "MaskedLm": ("one of model.heads", MaskedLmConfig),
+    "Pooler": ("one of model.heads", PoolerConfig),
+    "Sequence": ("one of model.heads", SequenceConfig),
+    "Token": ("one of model.heads", TokenConfig),
+    "Scaling": ("S.position.scaling", ScalingConfig),
 }
 
 
@@ -29,33 +59,49 @@ def recipe() -> str:
     ]
     lines += [f"`seed` ({Recipe.model_fields['seed'].default}): of everything random.", ""]
     for name, config in PARTS.items():
-        lines += [f"## {name}", "", "```text", textwrap.dedent(config.__doc__ or "").strip(), "```", ""]
-        lines += ["| key | default | allowed |", "|---|---|---|"]
-        for key, schema in config.model_json_schema()["properties"].items():
-            lines.append(f"| `{name.split()[0]}.{key}` | `{schema.get('default')}` | {_allowed(schema)} |")
-        lines.append("")
-    lines += ["## model", "", "Presets: `heedful params`. The keys of a model, as the recipe `tiny` has them:", ""]
-    lines += ["| key | value |", "|---|---|", *_leaves(read_recipe("tiny").model.model_dump(mode="json"), "model")]
-    return "\n".join(lines) + "\n"
+        lines += _part(name, config, name.split()[0])
+    lines += [
+        "## model",
+        "",
+        "Presets: `heedful params`; one recipe in full: `heedful recipe show tiny`. A model is made",
+        "",
+    ]
+    lines[-2] += " of the parts below. `S` stands for `model.encoder` or `model.decoder`."
+    for name, (path, config) in MODEL.items():
+        lines += _part(name, config, path)
+    for base, path in ((PositionConfig, "S.position"), (MixConfig, "S.attention.mix")):
+        for kind in kinds(base.folder):
+            lines += _part(f"{path}: {kind}", part_config(base, kind), path)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _part(name: str, config: Any, path: str) -> list[str]:
+    """A heading, what the class says of itself, and its keys."""
+    said = inspect.cleandoc(config.__doc__ or "")
+    lines = [f"## {name}", "", *(["```text", said, "```", ""] if said else [])]
+    if not config.model_fields:
+        return [*lines, "No keys.", ""]
+    lines += ["| key | default | allowed |", "|---|---|---|"]
+    for key, schema in config.model_json_schema()["properties"].items():
+        default = json.dumps(schema.get("default")) if "default" in schema else ""
+        lines.append(f"| `{path}.{key}` | {default and f'`{default}`'} | {_allowed(schema)} |")
+    return [*lines, ""]
 
 
 def _allowed(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        return f"a part: {schema['$ref'].rsplit('/', 1)[1].removesuffix('Config')}"
     if "anyOf" in schema:
         return " or ".join(_allowed(one) for one in schema["anyOf"])
     if "enum" in schema or "const" in schema:
         return ", ".join(f"`{one}`" for one in schema.get("enum", [schema.get("const")]))
     bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     limits = [f"{word} {schema[name]:g}" for name, word in bounds.items() if name in schema]
+    if schema.get("type") == "array" and "items" in schema:
+        return "a list of parts"
     if schema.get("type") == "array":
         return f"{len(schema.get('prefixItems', []))} numbers"
     return ", ".join([schema.get("type", ""), *limits])
-
-
-def _leaves(data: dict[str, Any], path: str) -> list[str]:
-    lines = []
-    for key, value in data.items():
-        lines += _leaves(value, f"{path}.{key}") if isinstance(value, dict) else [f"| `{path}.{key}` | `{value}` |"]
-    return lines
 
 
 def command_line() -> str:
@@ -80,7 +126,7 @@ def _commands(command: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def _help(text: str) -> list[str]:
-    return ["```text", textwrap.dedent(text).strip(), "```"]
+    return ["```text", inspect.cleandoc(text), "```"]
 
 
 def _default(parameter: Any) -> str:
