@@ -163,7 +163,7 @@ def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     torch a tenth of the time to find the largest number of a part."""
     parts = rows.shape[1] // PART
     if len(rows) < 16 or parts < 4 * count or rows.device.type != "cpu":
-        found = rows.topk(count)
+        found = rows.max(1, keepdim=True) if count == 1 else rows.topk(count)
         return found.values, found.indices
     body, rest = rows[:, : parts * PART].unflatten(1, (parts, PART)), rows[:, parts * PART :]
     chosen = body.amax(-1).topk(count).indices
