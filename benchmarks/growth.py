@@ -1,49 +1,127 @@
-"""How does cost grow? A step of training with the length of texts, decoding with the beam and with what is written.
+"""How does cost grow? With the length of texts, the beam, what is written, the corpus, and the clients of a server.
 
-    python benchmarks/growth.py --out docs/pictures/growth.png
+    python benchmarks/growth.py --out docs/pictures/growth.png        all, about 20 minutes
+    python benchmarks/growth.py --only lengths beams
 
-A tiny model (4+4 layers, width 128). Training: 4,096 tokens a step, in ever longer texts. Decoding: 8 sentences of 20
-tokens, one thread; with the beam, 24 tokens are written, with the length, by a beam of 5. Every point has a process of
-its own. For corpora see memory.py, for clients serving.py.
+A tiny model (4+4 layers, width 128).
+
+    lengths   a step of training of 4,096 tokens, in ever longer texts
+    beams     decoding 24 tokens for 8 sentences, on one core, with an ever wider beam
+    written   the same with a beam of 5, for ever longer output
+    corpora   a training on ever more pairs: seconds to the first step, and resident memory (see memory.py)
+    clients   a server, after a short training, with ever more clients at once (see serving.py)
+
+Every point has a process of its own.
 """
 
 import argparse
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
+import memory
+import serving
 import torch
 from work import SIZES, best_of, peak_memory, say, sentences
 
+Panel = tuple[str, str, list[int], dict[str, list[float]]]  # title, what grows, its values, curves
 LENGTHS, BEAMS, WRITTEN = [128, 256, 512, 1024, 2048, 4096], [1, 2, 4, 8, 16], [16, 32, 64, 128, 256, 512]
+CORPORA, CLIENTS = [10_000, 100_000, 1_000_000, 3_000_000], [1, 4, 16, 64, 256]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("growth.png"))
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--inside", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
         kind, *numbers = options.inside
         {"train": train, "write": write}[kind](*map(int, numbers))
         return
-    trained = [run("train", length) for length in LENGTHS]
-    print("\n| length of texts | s a step of 4,096 tokens | peak memory, MB |\n|---:|---:|---:|")
-    for length, point in zip(LENGTHS, trained, strict=True):
-        print(f"| {length:,} | {point['seconds']:.2f} | {point['memory'] / 1e6:,.0f} |")
-    beams = [run("write", beam, 24) for beam in BEAMS]
-    print("\n| beam | ms a step | ms a step and beam |\n|---:|---:|---:|")
-    for beam, point in zip(BEAMS, beams, strict=True):
-        each = 1000 * point["seconds"] / 24
-        print(f"| {beam} | {each:.2f} | {each / beam:.2f} |")
-    written = [run("write", 5, length) for length in WRITTEN]
-    print("\n| tokens written | ms a token | peak memory, MB |\n|---:|---:|---:|")
-    for length, point in zip(WRITTEN, written, strict=True):
-        print(f"| {length} | {1000 * point['seconds'] / length:.2f} | {point['memory'] / 1e6:,.0f} |")
-    draw(options.out, trained, beams, written)
+    panels = [panel for name in options.only for panel in PARTS[name]()]
+    draw(options.out, panels)
     print(f"\n{options.out}")
+
+
+def lengths() -> list[Panel]:
+    points = [run("train", length) for length in LENGTHS]
+    seconds, megabytes = [point["seconds"] for point in points], [point["memory"] / 1e6 for point in points]
+    table("length of texts", LENGTHS, {"s a step of 4,096 tokens": seconds, "peak memory, MB": megabytes})
+    label = "length of texts (4,096 tokens in all)"
+    return [("A step of training, s", label, LENGTHS, {"": seconds}),
+            ("Its peak memory, MB", label, LENGTHS, {"": megabytes})]  # fmt: skip
+
+
+def beams() -> list[Panel]:
+    each = [1000 * run("write", beam, 24)["seconds"] / 24 for beam in BEAMS]
+    share = [one / beam for one, beam in zip(each, BEAMS, strict=True)]
+    table("beam", BEAMS, {"ms a step": each, "ms a step and beam": share})
+    return [("A step of decoding, ms", "beam", BEAMS, {"": each})]
+
+
+def written() -> list[Panel]:
+    points = [run("write", 5, length) for length in WRITTEN]
+    each = [1000 * point["seconds"] / length for point, length in zip(points, WRITTEN, strict=True)]
+    table("tokens written", WRITTEN, {"ms a token": each, "peak memory, MB": [p["memory"] / 1e6 for p in points]})
+    return [("A token, ms", "tokens written", WRITTEN, {"": each})]
+
+
+def corpora() -> list[Panel]:
+    with tempfile.TemporaryDirectory(prefix="heedful-growth-") as place:
+        points = [memory.measure(count, Path(place) / str(count)) for count in CORPORA]
+    starts = {"first": [one for one, _, _ in points], "second": [two for _, two, _ in points]}
+    megabytes = [peak / 1e6 for _, _, peak in points]
+    table("pairs", CORPORA, {f"{name} start, s": found for name, found in starts.items()} | {"memory, MB": megabytes})
+    return [
+        ("To the first step, s", "pairs", CORPORA, starts),
+        ("Resident memory, MB", "pairs", CORPORA, {"": megabytes}),
+    ]
+
+
+def clients() -> list[Panel]:
+    """A model of the mini corpus, trained for a minute: it writes sentences of the usual length."""
+    heedful = [sys.executable, "-m", "heedful"]
+    with tempfile.TemporaryDirectory(prefix="heedful-growth-") as name:
+        place = Path(name)
+        changes = ["training.batch_tokens=1024", "training.steps=400", "training.learning_rate=0.003"]
+        for command in (
+            ["corpus", "mini", "--lines", "20000", "--out", str(place / "corpus")],
+            ["train", str(place / "corpus" / "train.tsv"), "--out", str(place / "model"), "--recipe", "tiny",
+             "--cache", str(place / "cache"), "training.warmup=100", "training.samples=0", *changes],
+        ):  # fmt: skip
+            subprocess.run([*heedful, *command], check=True, capture_output=True)
+        rows = (place / "corpus" / "test.tsv").read_text(encoding="utf-8").splitlines()
+        lines = [row.split("\t")[0] for row in rows[:500]]
+        expected = serving.offline(place / "model", lines)
+        found = []
+        with serving.serving(place / "model", []) as port:
+            for count in [4, *CLIENTS]:  # the first to warm up
+                found.append(asyncio.run(serving.load(port, count, 8, lines, expected)))
+    found = found[1:]
+    if any(one.lost or one.wrong for one in found):
+        sys.exit(f"answers were lost or wrong: {found}")
+    rates = [one.rate for one in found]
+    slow = {f"p{share}": [1000 * one.latency[len(one.latency) * share // 100] for one in found] for share in (50, 99)}
+    table("clients", CLIENTS, {"sentences/s": rates} | {f"{name}, ms": times for name, times in slow.items()})
+    return [("Sentences/s", "clients", CLIENTS, {"": rates}), ("Time to an answer, ms", "clients", CLIENTS, slow)]
+
+
+PARTS: dict[str, Callable[[], list[Panel]]] = {
+    "lengths": lengths, "beams": beams, "written": written, "corpora": corpora, "clients": clients
+}  # fmt: skip
+
+
+def table(what: str, values: list[int], columns: dict[str, list[float]]) -> None:
+    print(f"\n| {what} | {' | '.join(columns)} |\n|---:|{'---:|' * len(columns)}")
+    for place, value in enumerate(values):
+        row = [column[place] for column in columns.values()]
+        print(f"| {value:,} | {' | '.join(f'{one:,.0f}' if one >= 100 else f'{one:.2f}' for one in row)} |", flush=True)
 
 
 def run(*arguments: str | int) -> dict[str, float]:
@@ -99,28 +177,35 @@ def write(beam: int, length: int) -> None:
     say(seconds=min(best_of(work, rounds=3)), memory=peak_memory())
 
 
-def draw(path: Path, trained: list, beams: list, written: list) -> None:  # type: ignore[type-arg]
+def draw(path: Path, panels: list[Panel]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    each = [1000 * point["seconds"] / length for length, point in zip(WRITTEN, written, strict=True)]
-    figure, axes = plt.subplots(1, 4, figsize=(16, 3.6), constrained_layout=True)
-    panels = [
-        ("A step of training, s", "length of texts (4,096 tokens in all)", LENGTHS, [p["seconds"] for p in trained]),
-        ("Its peak memory, MB", "length of texts (4,096 tokens in all)", LENGTHS, [p["memory"] / 1e6 for p in trained]),
-        ("A step of decoding, ms", "beam", BEAMS, [1000 * p["seconds"] / 24 for p in beams]),
-        ("A token, ms", "tokens written", WRITTEN, each),
-    ]  # fmt: skip
-    for axis, (title, label, x, y) in zip(axes, panels, strict=True):
-        axis.plot(x, y, marker="o")
-        axis.set(title=title, xlabel=label, ylim=(0, 1.15 * max(y)))
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(4 * columns, 3.6 * rows), squeeze=False, layout="constrained")
+    for axis in grid.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (title, label, x, curves) in zip(grid.flat, panels, strict=False):
+        for name, y in curves.items():
+            axis.plot(x, y, marker="o", label=name)
+        axis.set(title=title, xlabel=label)
         axis.set_xscale("log", base=2)
-        axis.set_xticks(x, [str(number) for number in x])
+        axis.set_xticks(x, [_short(number) for number in x])
+        axis.set_ylim(0, 1.15 * max(max(y) for y in curves.values()))
         axis.grid(alpha=0.3)
+        if len(curves) > 1:
+            axis.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
+
+
+def _short(number: int) -> str:
+    if number >= 10**6:
+        return f"{number // 10**6}M"
+    return f"{number // 1000}k" if number >= 10**4 else str(number)
 
 
 if __name__ == "__main__":

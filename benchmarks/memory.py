@@ -31,12 +31,16 @@ def main() -> None:
     print("|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory(prefix="heedful-memory-") as place:
         for count in options.pairs:
-            folder = Path(place) / str(count)
-            folder.mkdir()
-            corpus = write_corpus(folder / "pairs.tsv", count)
-            first, _ = run(corpus, folder / "first")
-            second, memory = run(corpus, folder / "second")
+            first, second, memory = measure(count, Path(place) / str(count))
             print(f"| {count:,} | {first:.1f} | {second:.1f} | {memory / 2**20:,.0f} |", flush=True)
+
+
+def measure(count: int, folder: Path) -> tuple[float, float, int]:
+    """Seconds to the first step of a first and of a second start, and the peak memory of the second."""
+    folder.mkdir()
+    corpus = write_corpus(folder / "pairs.tsv", count)
+    first, _ = run(corpus, folder / "first")
+    return first, *run(corpus, folder / "second")
 
 
 def run(corpus: Path, out: Path) -> tuple[float, int]:

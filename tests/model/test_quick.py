@@ -49,12 +49,17 @@ def steppers(model, beams):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize(
+    ("much", "long"), [(0, 5), (20, 64), (10_000, 5)]
+)  # when rows move one by one, and lie together
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_it_writes_what_the_modules_write(name, beams):
+def test_it_writes_what_the_modules_write(name, beams, much, long, monkeypatch):
+    monkeypatch.setattr("heedful.model.quick.MUCH", much)
+    monkeypatch.setattr("heedful.model.quick.LONG", long)
     slow, fast = steppers(build(VARIANTS[name]), beams)
     rows = 3 * beams
-    for step in range(7):  # beyond the room there was
+    for step in range(11):  # beyond the room there was
         tokens = torch.randint(0, 50, (rows,))
         torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=2e-5, rtol=1e-5)
         kept, sentences = torch.randint(0, beams, (rows,)) + torch.arange(rows) // beams * beams, None

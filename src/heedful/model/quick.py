@@ -2,8 +2,8 @@
 
 A step of a small model is over in less time than Python takes to walk through its modules, and a step of a large one
 waits for its weights. So here the layers are one flat loop over what they hold, all keys and values live in one tensor
-(a beam is reordered by one copy), and products with few rows use weights packed for that. `quick` gives None for a
-model with a part that is not written out here; then the modules do it.
+(of which a beam moves only what is not yet where it should be), and products with few rows use weights packed for that.
+`quick` gives None for a model with a part that is not written out here; then the modules do it.
 """
 
 from collections.abc import Callable
@@ -28,6 +28,8 @@ from heedful.model.stack import Memory
 Function = Callable[[Tensor], Tensor]
 FEW, MANY = 2, 64  # rows between which packed weights are worth it: up to twice as fast (one core, AVX2)
 LARGE = 1 << 18  # and weights from which on
+MUCH = 512  # tokens of all rows from which on they are not copied as a whole
+LONG = 64  # tokens from which on what a row has written stands together, not what was written at one time
 PACKS = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 LINEAR = (nn.Linear, FusedLinear, Int8Linear)  # and nothing that only derives from them
 
@@ -180,23 +182,27 @@ class QuickSteps:
         if valid is not None and not bool(valid.all()):
             self.hidden = torch.zeros(valid.shape).masked_fill_(~valid, -torch.inf)[:, None]
         self.room = max(1, length)
-        self.cache: Tensor | None = None  # room layers 2 (rows heads) head
-        self.spare: Tensor | None = None  # a second one, to reorder into
+        self.store: Tensor | None = None  # keys and values: room layers 2 slots heads head
+        self.together = False  # once texts are long: layers 2 slots heads room head
+        self.writers = torch.empty(0, 0)  # room slots: the slot that wrote what now stands there
+        self.slots: Tensor | None = None  # the slot of each row; None = in order
+        self.rows: Tensor | None = None  # the row of each slot
         self.places: Tensor | None = None  # room width
 
     def advance(self, tokens: Tensor) -> Tensor:
         """The next token of each row -> final states: rows width."""
         decoder, rows, heads, pre = self.decoder, tokens.size(0), self.decoder.heads, self.decoder.pre
-        x = decoder.model.target_table(tokens)
+        x = decoder.model.target_table(tokens if self.rows is None else tokens.index_select(0, self.rows))
         x = decoder.embedding_norm(x + self._place(x.shape[1]))
-        cache = self._room(rows)
-        new = cache[self.length].view(len(decoder.layers), 2, rows, -1).unbind(0)
-        seen = cache[: self.length + 1]  # time layers 2 (rows heads) head
-        keys, values = seen[:, :, 0].permute(1, 2, 3, 0).unbind(0), seen[:, :, 1].permute(1, 2, 0, 3).unbind(0)
+        cache = self._cache(rows)
+        torch.arange(rows, out=self.writers[self.length])
+        new = cache[:, :, :, :, self.length].transpose(1, 2).unbind(0)  # rows 2 heads head, of each layer
+        seen = cache.flatten(2, 3)[:, :, :, : self.length + 1]  # layers 2 (rows heads) time head
+        keys, values = seen[:, 0].transpose(-2, -1).unbind(0), seen[:, 1].unbind(0)
         for index, (layer, reading) in enumerate(zip(decoder.layers, self.readings, strict=True)):
             first, second, third = layer.norms
-            y = layer.query_key_value(first(x) if pre else x).view(rows, 3, -1)
-            new[index].copy_(y[:, 1:].transpose(0, 1))
+            y = layer.query_key_value(first(x) if pre else x).view(rows, 3, heads, -1)
+            new[index].copy_(y[:, 1:])
             query = (y[:, 0] * layer.scale).view(rows * heads, 1, -1)
             weights = torch.bmm(query, keys[index]).softmax(-1)
             y = layer.output(torch.bmm(weights, values[index]).view(rows, -1)).add_(x)
@@ -212,7 +218,7 @@ class QuickSteps:
             y = layer.outer(y).add_(x)
             x = y if pre else third(y)
         self.length += 1
-        return decoder.norm(x)
+        return decoder.norm(x if self.slots is None else x.index_select(0, self.slots))
 
     def _read(self, query: Tensor, reading: _Reading) -> Tensor:
         """What the rows gather from their source. query: rows width"""
@@ -242,23 +248,37 @@ class QuickSteps:
             self.places = position.embed(torch.zeros(1, count, width), torch.arange(count)[None])[0]
         return self.places[self.length]
 
-    def _room(self, rows: int) -> Tensor:
-        decoder = self.decoder
-        if self.cache is not None and self.length < self.room:
-            return self.cache
-        head = decoder.model.config.decoder.attention.head_width_in(decoder.model.config.width)
-        while self.length >= self.room:
-            self.room *= 2
-        new = torch.empty(self.room, len(decoder.layers), 2, rows * decoder.heads, head)
-        if self.cache is not None:
-            new[: self.length] = self.cache[: self.length]
-        self.cache, self.spare = new, None
-        return new
+    def _cache(self, slots: int) -> Tensor:
+        """The store, with room for one more token: layers 2 slots heads room head."""
+        if self.store is None or self.length >= self.room or (self.length >= LONG and not self.together):
+            old = None if self.store is None else self._view(self.store)
+            while self.length >= self.room:
+                self.room *= 2
+            self.together = self.length >= LONG
+            self.store, writers = self._empty(slots), torch.empty(self.room, slots, dtype=torch.long)
+            if old is not None:
+                self._view(self.store)[..., : self.length, :] = old[..., : self.length, :]
+                writers[: self.length] = self.writers[: self.length]
+            self.writers = writers
+        return self._view(self.store)
+
+    def _empty(self, slots: int) -> Tensor:
+        config = self.decoder.model.config
+        layers, head = len(self.decoder.layers), config.decoder.attention.head_width_in(config.width)
+        shape = (layers, 2, slots, self.decoder.heads)
+        return torch.empty(*shape, self.room, head) if self.together else torch.empty(self.room, *shape, head)
+
+    def _view(self, store: Tensor) -> Tensor:
+        return store if self.together else store.permute(1, 2, 3, 4, 0, 5)
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         """Keep these rows, in this order; of these sentences."""
-        if self.cache is not None:
-            self._reorder(rows)
+        if self.store is not None:
+            slots = rows if self.slots is None else self.slots.index_select(0, rows)
+            if sentences is None and len(rows) == self.writers.shape[1] and len(rows) * self.length >= MUCH:
+                self._move(slots.tolist())
+            else:
+                self._copy(slots)
         if sentences is not None:
             heads = self.decoder.heads
             places = (sentences[:, None] * heads + torch.arange(heads)).flatten()
@@ -267,14 +287,53 @@ class QuickSteps:
             if self.hidden is not None:
                 self.hidden = self.hidden[sentences]
 
-    def _reorder(self, rows: Tensor) -> None:
-        assert self.cache is not None
-        room, layers, _, both, head = self.cache.shape
-        shape = (room, layers, 2, len(rows) * self.decoder.heads, head)
-        if self.spare is None or self.spare.shape != shape:
-            self.spare = torch.empty(shape)
-        width = self.decoder.heads * head
-        old = self.cache[: self.length].view(self.length * layers * 2, both * head // width, width)
-        new = self.spare[: self.length].view(self.length * layers * 2, len(rows), width)
-        torch.index_select(old, 1, rows, out=new)
-        self.cache, self.spare = self.spare, self.cache
+    def _copy(self, slots: Tensor) -> None:
+        """Everything, in the order of the rows."""
+        assert self.store is not None
+        if self.together:
+            self.store = self.store.index_select(2, slots)
+        else:
+            new = self._empty(len(slots))
+            torch.index_select(self.store[: self.length], 3, slots, out=new[: self.length])
+            self.store = new
+        self.writers = self.writers.index_select(1, slots)
+        self.slots = self.rows = None
+
+    def _move(self, wanted: list[int]) -> None:
+        """Only what is not yet where it should be: most texts of a beam begin alike."""
+        assert self.store is not None
+        slots, sources, targets = settle(wanted, len(wanted) // self.sentences)
+        if sources:
+            old, new, writers = torch.tensor(sources), torch.tensor(targets), self.writers[: self.length]
+            written = writers.index_select(1, old)
+            time, mover = (written != writers.index_select(1, new)).nonzero(as_tuple=True)
+            writers.index_copy_(1, new, written)
+            lanes, heads, count = torch.arange(2 * len(self.decoder.layers)), self.decoder.heads, len(wanted)
+            if self.together:  # a vector is what one head has of one token
+                lanes = ((lanes[:, None] * count * heads + torch.arange(heads)) * self.room).flatten()
+                vectors, of_time, of_slot = self.store.view(-1, self.store.shape[-1]), 1, heads * self.room
+            else:  # what all heads have
+                lanes, of_time, of_slot = lanes * count, len(lanes) * count, 1
+                vectors = self.store.view(self.room * of_time, -1)
+            first = lanes[:, None] + time * of_time
+            moved = vectors.index_select(0, (first + old[mover] * of_slot).flatten())
+            vectors.index_copy_(0, (first + new[mover] * of_slot).flatten(), moved)
+        self.slots = torch.tensor(slots)
+        self.rows = self.slots.argsort()
+
+
+def settle(wanted: list[int], beams: int) -> tuple[list[int], list[int], list[int]]:
+    """A slot for each row, given the slot it comes from: of the rows that come from one, the first stays, and the others
+    go where nobody wants to stay. Then what has to be copied, from and to."""
+    slots, sources, targets = [], [], []
+    for start in range(0, len(wanted), beams):
+        mine = wanted[start : start + beams]
+        free, taken = set(range(start, start + beams)).difference(mine), set[int]()
+        for slot in mine:
+            if slot in taken:
+                sources.append(slot)
+                slot = free.pop()
+                targets.append(slot)
+            taken.add(slot)
+            slots.append(slot)
+    return slots, sources, targets
