@@ -323,8 +323,8 @@ class QuickSteps:
 
 
 def settle(wanted: list[int], beams: int) -> tuple[list[int], list[int], list[int]]:
-    """A slot for each row, given the slot it comes from: of the rows that come from one, the first stays, and the others
-    go where nobody wants to stay. Then what has to be copied, from and to."""
+    """A slot for each row, given the slot it comes from: of the rows that come from one the first stays, and the
+    others go where nobody wants to stay. Then what has to be copied, from and to."""
     slots, sources, targets = [], [], []
     for start in range(0, len(wanted), beams):
         mine = wanted[start : start + beams]
