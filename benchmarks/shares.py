@@ -1,0 +1,110 @@
+"""Where does the time go? The operations of a step, with their shares.
+
+    python benchmarks/shares.py
+
+A step of training (tiny, and a language model in nanoGPT's setting; two threads) and sentences decoded (one thread, as
+in a stream): what would have to become faster next. The profiler itself costs time, most of all where steps are short.
+"""
+
+import argparse
+from collections.abc import Callable
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from work import OUT, SIZES, VOCAB, batches, padded, sentences
+
+SHOWN = 8
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    show("training, tiny", training())
+    show("training, a language model", language_model())
+    for size, beam, batch in (("tiny", 1, 1), ("tiny", 1, 32), ("base", 5, 64)):
+        show(f"decoding, {size}, beam {beam} batch {batch}", decoding(size, beam, batch))
+
+
+def show(title: str, work: Callable[[], object]) -> None:
+    work()
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        work()
+    rows = sorted(found.key_averages(), key=lambda row: -row.self_cpu_time_total)
+    total = sum(row.self_cpu_time_total for row in rows)
+    print(f"\n{title}: {total / 1000:,.0f} ms\n\n| operation | share | calls | us a call |\n|---|---:|---:|---:|")
+    for row in rows[:SHOWN]:
+        share, each = row.self_cpu_time_total / total, row.self_cpu_time_total / row.count
+        print(f"| {row.key} | {share:.1%} | {row.count:,} | {each:,.1f} |", flush=True)
+
+
+def training() -> Callable[[], object]:
+    from training import heedful
+
+    torch.set_num_threads(2)
+    model, loss = heedful(SIZES["tiny"], 0.1)
+    model.train()
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    (batch,) = batches(SIZES["tiny"], 1)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss(batch).backward()
+        optimizer.step()
+
+    return step
+
+
+def language_model() -> Callable[[], object]:
+    from language_model import BATCH, CONTEXT
+
+    from heedful.model.models import create
+    from heedful.objectives import vocabulary_cross_entropy
+    from heedful.training.recipe import read_recipe
+
+    model = create(read_recipe("char-gpt", ["model.vocab=65"]).model).train()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens = torch.randint(0, 65, (BATCH, CONTEXT + 1))
+
+    def steps() -> None:
+        for _ in range(5):
+            optimizer.zero_grad(set_to_none=True)
+            states = model.decode(tokens[:, :-1]).flatten(0, 1)
+            vocabulary_cross_entropy(*model.last_linear(states), tokens[:, 1:].flatten()).total.backward()
+            optimizer.step()
+
+    return steps
+
+
+def decoding(size: str, beam: int, batch: int) -> Callable[[], object]:
+    from heedful.decoding.beam import search
+    from heedful.decoding.generation import GenerationConfig
+    from heedful.decoding.greedy import greedy
+    from heedful.decoding.rules import Rules
+    from heedful.decoding.stepper import EncoderDecoderStepper
+    from heedful.families.vaswani import vaswani
+    from heedful.memory import keep_freed_memory
+    from heedful.model.models import create
+    from heedful.model.quick import quick
+
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    of = SIZES[size]
+    torch.manual_seed(1)
+    config = vaswani(vocab=VOCAB, width=of.width, hidden=of.hidden, heads=of.heads, layers=of.layers, dropout=0.0)
+    model = create(config).eval()
+    decoder, source = quick(model), padded(sentences(batch))
+    settings = GenerationConfig(num_beams=beam, min_new_tokens=OUT, max_new_tokens=OUT)
+
+    def work() -> None:
+        rules, limits = Rules(config=settings, eos=0), [OUT] * batch
+        with torch.inference_mode():
+            stepper = EncoderDecoderStepper(model, source, None, length=OUT, quick=decoder)
+            if beam == 1:
+                greedy(stepper, source[:, 0], limits=limits, rules=rules)
+            else:
+                search(stepper, source[:, 0], settings, eos=0, limits=limits, rules=rules)
+
+    return work
+
+
+if __name__ == "__main__":
+    main()
