@@ -290,12 +290,12 @@ class QuickSteps:
     def _copy(self, slots: Tensor) -> None:
         """Everything, in the order of the rows."""
         assert self.store is not None
+        new = self._empty(len(slots))
         if self.together:
-            self.store = self.store.index_select(2, slots)
+            new[..., : self.length, :] = self.store[..., : self.length, :].index_select(2, slots)
         else:
-            new = self._empty(len(slots))
             torch.index_select(self.store[: self.length], 3, slots, out=new[: self.length])
-            self.store = new
+        self.store = new
         self.writers = self.writers.index_select(1, slots)
         self.slots = self.rows = None
 
