@@ -33,6 +33,7 @@ PARTS: dict[str, Any] = {
     "data": DataConfig,
     "task (causal_lm)": CausalLmConfig,
 }
+FOLDERS: dict[str, Any] = {"PositionConfig": PositionConfig, "MixConfig": MixConfig}  # interchangeable parts
 MODEL: dict[str, tuple[str, Any]] = {
     "encoder_decoder": ("model", EncoderDecoderConfig),
     "decoder_only": ("model", DecoderOnlyConfig),
@@ -69,9 +70,9 @@ def recipe() -> str:
     lines[-2] += " of the parts below. `S` stands for `model.encoder` or `model.decoder`."
     for name, (path, config) in MODEL.items():
         lines += _part(name, config, path)
-    for base, path in ((PositionConfig, "S.position"), (MixConfig, "S.attention.mix")):
+    for base, path in ((FOLDERS["PositionConfig"], "S.position"), (FOLDERS["MixConfig"], "S.attention.mix")):
         for kind in kinds(base.folder):
-            lines += _part(f"{path}: {kind}", part_config(base, kind), path)
+            lines += _part(f"{path}={kind}", part_config(base, kind), path)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -90,7 +91,10 @@ def _part(name: str, config: Any, path: str) -> list[str]:
 
 def _allowed(schema: dict[str, Any]) -> str:
     if "$ref" in schema:
-        return f"a part: {schema['$ref'].rsplit('/', 1)[1].removesuffix('Config')}"
+        name = schema["$ref"].rsplit("/", 1)[1]
+        if name in FOLDERS:
+            return "one of " + ", ".join(f"`{kind}`" for kind in kinds(FOLDERS[name].folder))
+        return f"a part: {name.removesuffix('Config')}"
     if "anyOf" in schema:
         return " or ".join(_allowed(one) for one in schema["anyOf"])
     if "enum" in schema or "const" in schema:
@@ -98,7 +102,7 @@ def _allowed(schema: dict[str, Any]) -> str:
     bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     limits = [f"{word} {schema[name]:g}" for name, word in bounds.items() if name in schema]
     if schema.get("type") == "array" and "items" in schema:
-        return "a list of parts"
+        return "a list"
     if schema.get("type") == "array":
         return f"{len(schema.get('prefixItems', []))} numbers"
     return ", ".join([schema.get("type", ""), *limits])

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from heedful.alignment import Aligner, _links, _membership, choose
+from heedful.alignment import Aligner, _links, _membership, _memberships, choose
 from heedful.checkpoint import load_model
 from heedful.data.prepare import Inputs, load_tokenizers
 from heedful.families.vaswani import vaswani
@@ -76,7 +76,7 @@ def test_without_spaces_every_character_of_a_token_is_linked():
     assert [end - start for _, start, end in tokenizer.pieces("小狗")] == [2]
     assert _membership(tokenizer, "小狗").tolist() == [[0.5, 0.5]]
     weights = torch.tensor([[0.2, 0.7, 0.1]])  # the, dog, </s>
-    assert _links([tokenizer], ("the dog", "小狗"), weights) == [(1, 0), (1, 1)]
+    assert _links(_memberships([tokenizer], ("the dog", "小狗")), weights) == [(1, 0), (1, 1)]
 
 
 def test_a_model_that_reverses_aligns_in_reverse(tmp_path):

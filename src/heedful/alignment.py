@@ -20,7 +20,7 @@ from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.model.multihead import CrossAttention
 from heedful.model.record import Glance, recorded
 from heedful.text.tokenizer import BOS, EOS, Tokenizer
-from heedful.text.words import word_starts, words
+from heedful.text.words import word_spans, words
 
 Tokenizers = Sequence[Tokenizer]  # of the source and of the target
 Links = list[tuple[int, int]]  # (source word, target word), from 0
@@ -41,7 +41,7 @@ class Aligner:
         for start in range(0, len(pairs), BATCH):
             chunk = pairs[start : start + BATCH]
             weights = _glances(model, *_encoded(tokenizers, chunk))[self.layer].weights()[:, self.head]
-            found += [_links(tokenizers, pair, weights[row]) for row, pair in enumerate(chunk)]
+            found += [_links(_memberships(tokenizers, pair), weights[row]) for row, pair in enumerate(chunk)]
         return found
 
     def weights(self, model: EncoderDecoder, source: list[int], target: list[int]) -> Tensor:
@@ -73,15 +73,17 @@ def choose(
     count = 0
     for start in range(0, len(pairs), BATCH):
         chunk = pairs[start : start + BATCH]
+        both = [(words(source), words(target)) for source, target in chunk]
+        memberships = [_memberships(tokenizers, pair) for pair in chunk]
         for layer, weights in enumerate(glance.weights() for glance in _glances(model, *_encoded(tokenizers, chunk))):
             for head in range(weights.shape[1]):
                 value = sum(
-                    association(words(source)[s], words(target)[t])
-                    for row, (source, target) in enumerate(chunk)
-                    for s, t in _links(tokenizers, (source, target), weights[row, head])
+                    association(sources[s], targets[t])
+                    for row, (sources, targets) in enumerate(both)
+                    for s, t in _links(memberships[row], weights[row, head])
                 )
                 totals[layer, head] = totals.get((layer, head), 0.0) + value
-        count += sum(len(words(target)) for _, target in chunk)
+        count += sum(len(targets) for _, targets in both)
     if not totals:
         return Aligner(0, 0)
     (layer, head), total = max(totals.items(), key=lambda item: item[1])
@@ -103,24 +105,28 @@ def _glances(model: EncoderDecoder, sources: list[list[int]], targets: list[list
     return seen
 
 
-def _links(tokenizers: Tokenizers, pair: tuple[str, str], weights: Tensor) -> Links:
+def _links(memberships: tuple[Tensor, Tensor], weights: Tensor) -> Links:
     """Each target word to the source word with most of its weight. weights: target source"""
-    sources, targets = _membership(tokenizers[0], pair[0]), _membership(tokenizers[-1], pair[1])
+    sources, targets = memberships
     if not sources.numel() or not targets.numel():
         return []
     between = targets.T @ weights[: len(targets), : len(sources)].cpu().float() @ sources
-    return [(int(row.argmax()), word) for word, row in enumerate(between)]
+    return [(source, word) for word, source in enumerate(between.argmax(1).tolist())]
+
+
+def _memberships(tokenizers: Tokenizers, pair: tuple[str, str]) -> tuple[Tensor, Tensor]:
+    return _membership(tokenizers[0], pair[0]), _membership(tokenizers[-1], pair[1])
 
 
 def _membership(tokenizer: Tokenizer, text: str) -> Tensor:
     """token word: how much of each token is in each word. Without spaces, a token may hold several words."""
-    starts, pieces = word_starts(text), tokenizer.pieces(text)
-    found = torch.zeros(len(pieces), len(starts))
+    starts, pieces = [start for start, _ in word_spans(text)], tokenizer.pieces(text)
+    found = [[0.0] * len(starts) for _ in pieces]
     for row, (_, start, end) in enumerate(pieces):
         inside = [bisect_right(starts, place) - 1 for place in range(start, end) if not text[place].isspace()]
         for word in inside:
-            found[row, word] += 1 / len(inside)
-    return found
+            found[row][word] += 1 / len(inside)
+    return torch.tensor(found).view(len(pieces), len(starts))
 
 
 def _association(asked: Sequence[tuple[str, str]], lexicon: Sequence[tuple[str, str]]) -> Callable[[str, str], float]:

@@ -38,7 +38,7 @@ from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.model.int8 import quantize_int8
 from heedful.model.quick import quick
 from heedful.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
-from heedful.text.words import is_unspaced, words
+from heedful.text.words import is_unspaced, join, words_of_parts
 
 CHUNK = 1024  # sentences sorted by length together; also how far a stream reads ahead
 REQUIRED_BEAMS = 10
@@ -138,7 +138,8 @@ class Translator:
             told = [self._alternatives(pieces[i].text, written[i], config, replace_unknowns) for i in own]
             one = _join(told)
             if alignment:
-                one = replace(one, alignment=self._align_parts([pieces[i].text for i in own], told))
+                whole = (requests[owners[own[0]]].text, one.text)
+                one = replace(one, alignment=self._align_parts(whole, [pieces[i].text for i in own], told))
             if histories is not None:
                 one = replace(one, history=histories[own[0]])
             found.append(one)
@@ -150,15 +151,16 @@ class Translator:
             raise ValueError("this model has no alignment.json: no head has been chosen to align by")
         return self.aligner.align(self.models[0], [self.source, self.target], pairs)
 
-    def _align_parts(self, texts: list[str], told: list[list[Alternative]]) -> Links:
-        """Part by part, as they were translated, with the words counted through."""
+    def _align_parts(self, whole: tuple[str, str], texts: list[str], told: list[list[Alternative]]) -> Links:
+        """Part by part, as they were translated, with the words numbered as in the whole texts."""
         pairs = [(text, alternatives[0].text) for text, alternatives in zip(texts, told, strict=True) if alternatives]
-        links: Links = []
-        source = target = 0
-        for (text, written), found in zip(pairs, self.align(pairs), strict=True):
-            links += [(source + one, target + other) for one, other in found]
-            source, target = source + len(words(text)), target + len(words(written))
-        return links
+        numbers = [words_of_parts(text, [pair[side] for pair in pairs]) for side, text in enumerate(whole)]
+        links = [
+            (source[one], target[other])
+            for source, target, found in zip(*numbers, self.align(pairs), strict=True)
+            for one, other in found
+        ]
+        return list(dict.fromkeys(links))
 
     def by_consensus(
         self, texts: Sequence[str | Request], config: GenerationConfig, *, batch_tokens: int = 2048
@@ -461,7 +463,7 @@ def _join(parts: list[list[Alternative]]) -> Translation:
         return Translation(**vars(best), alternatives=others)
     best_parts = [alternatives[0] for alternatives in parts if alternatives]
     return Translation(
-        text=" ".join(part.text for part in best_parts),
+        text=join([part.text for part in best_parts]),
         score=sum(part.score for part in best_parts),
         tokens=[token for part in best_parts for token in part.tokens],
         token_log_probs=[value for part in best_parts for value in part.token_log_probs],

@@ -60,6 +60,8 @@ def test_words_that_no_space_parts_are_shown_together():
     assert _with_sources("The dog sees iPhone.", found) == "小狗(dog) 看见(sees) iPhone。(iPhone.)"
     found = Translation("der der Hund", 0.0, [], [], alignment=[(0, 0), (0, 1), (1, 2)])
     assert _with_sources("the dog", found) == "der(the) der(the) Hund(dog)"
+    found = Translation("狗 看 — —", 0.0, [], [], alignment=[(0, 0), (0, 1), (1, 2), (1, 3)])
+    assert _with_sources("a b", found) == "狗(a) 看(a) —(b) —(b)"
 
 
 def test_json_lines_carry_wishes_in_and_all_there_is_to_tell_out(place):

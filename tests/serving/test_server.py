@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import os
 import resource
 import shutil
@@ -24,7 +25,9 @@ from heedful.inspection.attention import look
 from heedful.serving.context import Options
 from heedful.serving.libretranslate import split_tags
 from heedful.serving.models import EngineSettings
-from heedful.translator import load
+from heedful.serving.own import _confidence
+from heedful.text.tokenizer import TokenizerConfig, train_tokenizer
+from heedful.translator import Translation, load
 from tests.serving.running import running, small_models
 
 
@@ -361,7 +364,19 @@ def test_a_translation_carries_all_there_is(server, offline):
     assert len(first["alternatives"]) == 2 and len(first["tokens"]) + 1 >= len(first["token_log_probs"]) - 1
     assert " ".join(word["text"] for word in first["words"]) == first["text"]
     assert all(0 < word["probability"] <= 1 for word in first["words"])
+    assert first["source_words"] == ["a", "b", "c"]
     assert len(first["alignment"]) == len(first["text"].split())
+
+
+def test_the_confidence_of_words_without_spaces_and_of_bytes():
+    tokenizer = train_tokenizer(["小狗看见", "ball"] * 20, TokenizerConfig(), vocab=400)
+    text = "小狗看見 ball"  # 見 is three bytes
+    (tokens,) = tokenizer.encode([text])
+    log_probs = [math.log(0.9)] * len(tokens)
+    log_probs[[tokenizer.token(token) for token in tokens].index("<0xE8>")] = math.log(0.5)
+    shown = _confidence(tokenizer, Translation(text, 0.0, tokens, log_probs))
+    assert [word["text"] for word in shown] == ["小", "狗", "看", "見", "ball"]
+    assert [round(word["probability"], 3) for word in shown] == [0.9, 0.9, 0.9, 0.5, 0.9]
 
 
 def test_contradictions_are_refused(server):
@@ -483,13 +498,13 @@ def test_what_a_language_model_would_write_next(server):
 def test_those_who_wait_for_a_language_model_are_bounded_and_so_is_their_time(folders):
     asked = {"model": "book", "prompt": ["the "] * 200, "max_tokens": 500, "n": 16}
     with running(list(folders), options=Options(timeout=0.05)) as (url, context):
-        assert httpx.post(f"{url}/v1/completions", json=asked).status_code == 503
-        streamed = httpx.post(f"{url}/v1/completions", json={**asked, "stream": True})
+        assert httpx.post(f"{url}/v1/completions", json=asked, timeout=60).status_code == 503
+        streamed = httpx.post(f"{url}/v1/completions", json={**asked, "stream": True}, timeout=60)
         assert "this took too long" in streamed.text and streamed.text.endswith("data: [DONE]\n\n")
         (model,) = context.models.writing
         model.limit = 0
         for stream in (True, False):
-            answer = httpx.post(f"{url}/v1/completions", json={**asked, "stream": stream})
+            answer = httpx.post(f"{url}/v1/completions", json={**asked, "stream": stream}, timeout=60)
             assert answer.status_code == 429 and answer.headers["Retry-After"] == "1"
         until = time.monotonic() + 10
         while model.waiting and time.monotonic() < until:

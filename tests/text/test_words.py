@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.text.words import is_unspaced, word_starts, words
+from heedful.text.words import is_unspaced, join, word_spans, words, words_of_parts
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,9 @@ from heedful.text.words import is_unspaced, word_starts, words
         ("他买了3个iPhone, 对吗？", ["他", "买", "了", "3", "个", "iPhone,", "对", "吗", "？"]),
         ("犬が走る", ["犬", "が", "走", "る"]),
         ("ที่นี่", ["ที่", "นี่"]),  # marks stay on their letter
+        ("人々が二〇二四", ["人", "々", "が", "二", "〇", "二", "四"]),
+        ("葛\U000e0100城", ["葛\U000e0100", "城"]),  # which of two ways to write it
+        ("ខ្ញុំ\u200bទៅ", ["ខ្", "ញុំ\u200b", "ទៅ"]),
         ("한국어 문장", ["한국어", "문장"]),
         ("", []),
         (" \u3000 ", []),
@@ -28,9 +31,24 @@ def test_words(text, found):
 def test_words_are_the_text_without_its_spaces(text):
     found = words(text)
     assert "".join(found) == "".join(text.split())
-    assert [text[start] for start in word_starts(text)] == [word[0] for word in found]
+    assert [text[start:end] for start, end in word_spans(text)] == found
+
+
+def test_parts_of_a_text_keep_the_numbers_of_its_words():
+    text = "太好了！！！走了 now"
+    assert words(text) == ["太", "好", "了", "！！！", "走", "了", "now"]
+    assert words_of_parts(text, ["太好了！", "！！", "走了 now"]) == [[0, 1, 2, 3], [3], [4, 5, 6]]
+    assert words_of_parts("abcdef", ["abc", "def"]) == [[0], [0]]
+    assert words_of_parts("a b", ["a", "something else"]) == [[0], [0, 1]]  # never beyond the end
+
+
+def test_parts_are_joined_as_their_script_has_it():
+    assert join(["Es regnet.", "(Gut.)"]) == "Es regnet. (Gut.)"
+    assert join(["下雨。", "好。", "OK."]) == "下雨。好。 OK."
+    assert join([]) == ""
 
 
 def test_scripts_without_spaces():
+    assert is_unspaced("人々")
     assert is_unspaced("狗看见球。") and is_unspaced("...")
     assert not is_unspaced("狗 and 球") and not is_unspaced("dog")

@@ -107,7 +107,7 @@ def inspect(
     config = GenerationConfig(num_beams=num_beams, num_return_sequences=num_beams)
     has = translator.aligner is not None
     (found,) = translator.translate([Request(text, target_prefix)], config, alignment=has, history=True)
-    data = {"text": text, "translation": told(translator, found), "inspected": inspected(translator, text, found)}
+    data = {"text": text, "translation": told(translator, text, found), "inspected": inspected(translator, text, found)}
     if as_json:
         print(json.dumps(data, ensure_ascii=False))
         return

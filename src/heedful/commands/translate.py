@@ -204,16 +204,18 @@ def _shown(number: int, given: dict[str, Any], found: "Translation", form: str) 
 
 def _with_sources(text: str, found: "Translation") -> str:
     """Each word with the source word it comes from; neighbours that no space parts and that come from one are one."""
-    from heedful.text.words import is_unspaced, words
+    from heedful.text.words import word_spans, words
 
     sources, links = words(text), {target: source for source, target in found.alignment or []}
-    shown: list[tuple[str, int | None]] = []
-    for place, word in enumerate(words(found.text)):
+    shown: list[tuple[int, int, int | None]] = []
+    for place, (start, end) in enumerate(word_spans(found.text)):
         link = links.get(place)
-        if shown and shown[-1][1] == link and is_unspaced(shown[-1][0] + word):
-            word = shown.pop()[0] + word
-        shown.append((word, link))
-    return " ".join(word if link is None else f"{word}({sources[link]})" for word, link in shown)
+        if shown and shown[-1][1:] == (start, link):
+            start = shown.pop()[0]
+        shown.append((start, end, link))
+    return " ".join(
+        found.text[start:end] + ("" if link is None else f"({sources[link]})") for start, end, link in shown
+    )
 
 
 def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:

@@ -29,7 +29,7 @@ from heedful.text.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer, 
 CHUNK = 8192
 TOKENIZER_LINES = 500_000  # a tokenizer learns next to nothing from more
 SPLITS = ("train", "valid", "test")
-FORMAT = "1"
+FORMAT = "2"
 Notify = Callable[[str], None]
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ import logging
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from warnings import catch_warnings
+from warnings import catch_warnings, simplefilter
 
 import matplotlib
 import torch
@@ -109,6 +109,7 @@ def draw_schedule(recipe: Recipe, path: Path) -> Path:
 def _save(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with in_place(path) as temporary, catch_warnings(record=True) as warnings:
+        simplefilter("always")
         figure.savefig(temporary, dpi=110, format="png")
     pyplot.close(figure)
     if any("missing from font" in str(warning.message) for warning in warnings):
@@ -127,8 +128,9 @@ def _fonts() -> list[str]:
     known = {font.name for font in manager.ttflist}
     if CJK[0] not in known and (package := find_spec("zhplot")) is not None:  # nothing of it is run: it carries a font
         for folder in package.submodule_search_locations or ():
-            manager.addfont(Path(folder) / "fonts" / "NotoSansSC-Regular.ttf")
-            known.add(CJK[0])
+            if (font := Path(folder) / "fonts" / "NotoSansSC-Regular.ttf").is_file():
+                manager.addfont(font)
+                known.add(CJK[0])
     return ["DejaVu Sans", *(name for name in CJK if name in known)]
 
 

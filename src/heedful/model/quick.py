@@ -35,7 +35,8 @@ LINEAR = (nn.Linear, FusedLinear, Int8Linear)  # and nothing that only derives f
 
 
 def quick(model: EncoderDecoder) -> "QuickDecoder | None":
-    """For a model that is not being trained: its weights are copied, and copied anew when they have changed."""
+    """For a model that is not being trained: its weights are copied, and copied anew when torch says that they have
+    changed, which a fused optimizer does not (the training loop makes up for it)."""
     stack, config = model.decoder, model.config.decoder
     parts = [part for layer in stack.each_layer() for part in (layer.attention, layer.cross) if part is not None]
     known = (

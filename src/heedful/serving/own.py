@@ -18,6 +18,7 @@ from heedful.serving.libretranslate import REFUSALS
 from heedful.serving.limits import RefusedError, bearer
 from heedful.serving.models import Translating, Writing
 from heedful.text.tokenizer import EOS, Tokenizer
+from heedful.text.words import words
 from heedful.translator import Request as Text
 from heedful.translator import Translation, Translator
 
@@ -114,8 +115,10 @@ def routes(context: Context) -> APIRouter:
         context.check_size(texts)
         model = _translating(context, asked.model)
         settings = Settings(asked.config(), alignment=asked.alignment and model.translator.aligner is not None)
-        found = await context.translate(request, model, asked.requests(texts), settings) if texts else []
-        return {"model": model.name, "translations": [told(model.translator, one) for one in found]}
+        requests = asked.requests(texts)
+        found = await context.translate(request, model, requests, settings) if texts else []
+        both = zip(requests, found, strict=True)
+        return {"model": model.name, "translations": [told(model.translator, one.text, other) for one, other in both]}
 
     @router.post("/inspect", responses=NO_MODEL)
     async def inspect(asked: Inspected, request: Request) -> dict[str, Any]:
@@ -171,8 +174,9 @@ def _writing(context: Context, name: str) -> Writing:
     raise RefusedError(404, f"there is no language model {name!r}" if name else "no language model is loaded")
 
 
-def told(translator: Translator, found: Translation) -> dict[str, Any]:
+def told(translator: Translator, text: str, found: Translation) -> dict[str, Any]:
     return {
+        "source_words": words(text),
         "text": found.text,
         "score": found.score,
         "tokens": tokens_of(translator.target, found.tokens),
@@ -186,18 +190,21 @@ def told(translator: Translator, found: Translation) -> dict[str, Any]:
 
 def _confidence(tokenizer: Tokenizer, found: Translation) -> list[dict[str, Any]]:
     """Each word with the probability of its least likely token: a chain is as sure as its weakest link."""
-    words: list[tuple[list[int], float]] = []
+    sure: list[float] = []  # for each character but spaces
+    group: list[int] = []  # tokens that make up whole characters
+    worst = 1.0
     for token, log_prob in zip(found.tokens, found.token_log_probs, strict=False):
-        starts = tokenizer.decode([[token]])[0][:1].isspace()
-        if words and not starts:
-            before, probability = words[-1]
-            words[-1] = ([*before, token], min(probability, math.exp(log_prob)))
-        else:
-            words.append(([token], math.exp(log_prob)))
-    texts = tokenizer.decode([tokens for tokens, _ in words])
-    return [
-        {"text": text.strip(), "probability": probability} for text, (_, probability) in zip(texts, words, strict=True)
-    ]
+        group, worst = [*group, token], min(worst, math.exp(log_prob))
+        (text,) = tokenizer.decode([group])
+        if "\ufffd" not in text or len(group) >= 4:
+            sure += [worst] * len("".join(text.split()))
+            group, worst = [], 1.0
+    shown, place = [], 0
+    for word in words(found.text):
+        probability = min(sure[place : place + len(word)], default=1.0)
+        shown.append({"text": word, "probability": probability})
+        place += len(word)
+    return shown
 
 
 def tokens_of(tokenizer: Tokenizer, tokens: list[int]) -> list[dict[str, Any]]:

@@ -35,7 +35,8 @@ class TokenizerConfig(Config):
                 unigram     pieces chosen by likelihood (Kudo 2018)
                 character   one token a character
                 word        whole words; unknown ones are lost
-    vocab       how many tokens; 0 = from the size of the corpus
+    vocab       at most so many tokens; 0 = from the size of the corpus. Below 8,000, bpe merges at most two Chinese
+                characters: no spaces keep words apart there, and phrases would fill it
     joint       one vocabulary for source and target, or one each
     normalise   Unicode normal form applied to all text first
     dropout     leave out merges at random in training (BPE-dropout, Provilkov et al. 2020); bpe only

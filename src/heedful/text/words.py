@@ -3,26 +3,49 @@
 
 import re
 import unicodedata
+from bisect import bisect_right
+from collections.abc import Sequence
 
-BLOCKS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+BLOCKS = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+JOINERS = r"\u200b-\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef"  # nothing of their own, between or after characters
 MARKS = "".join(
     chr(code)
     for block in (range(0x0E00, 0x0F00), range(0x1000, 0x10A0), range(0x1780, 0x1800), range(0x3099, 0x309B))
     for code in block
     if unicodedata.category(chr(code)).startswith("M")
 )
-HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+HAN = re.compile(r"[\u3005-\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 UNSPACED = re.compile(f"[{BLOCKS}]")
-WORD = re.compile(rf"[{BLOCKS}][{MARKS}]*|[^\s{BLOCKS}]+")
+WORD = re.compile(rf"[{BLOCKS}][{MARKS}{JOINERS}]*|[^\s{BLOCKS}]+")
 
 
 def words(text: str) -> list[str]:
     return WORD.findall(text) if UNSPACED.search(text) else text.split()
 
 
-def word_starts(text: str) -> list[int]:
-    """The place of each word's first character."""
-    return [match.start() for match in WORD.finditer(text)]
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Where each word begins and ends."""
+    return [match.span() for match in WORD.finditer(text)]
+
+
+def join(parts: Sequence[str]) -> str:
+    """A text from its parts, with a space between two unless both do without."""
+    joined = ""
+    for part in parts:
+        joined += part if not joined or (UNSPACED.search(joined) and UNSPACED.search(part)) else f" {part}"
+    return joined
+
+
+def words_of_parts(text: str, parts: Sequence[str]) -> list[list[int]]:
+    """For each part of a text, in order: of each of its words, the number of the text's word that it begins in."""
+    starts, end, found = [start for start, _ in word_spans(text)], 0, []
+    for part in parts:
+        begin = max(end, text.find(part, end))
+        found.append([max(0, bisect_right(starts, begin + start) - 1) for start, _ in word_spans(part)])
+        end = begin + len(part)
+    return found
 
 
 def is_unspaced(text: str) -> bool:

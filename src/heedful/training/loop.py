@@ -217,6 +217,8 @@ class Trainer:
         scaled_over = scaler.is_enabled() and math.isfinite(loss)  # the scale was too high: that is float16's business
         if math.isfinite(norm) and loss < too_high:
             scaler.step(self.optimizer)
+            for parameter in self.model.parameters():  # a fused step does not say so itself
+                torch.autograd.graph.increment_version(parameter)
             progress.bad_in_a_row = 0
             self._follow()
         else:

@@ -96,15 +96,18 @@ async function translate() {
   }
 }
 
+// Chinese, Japanese and some other scripts put no space after a word.
+const gap = (word) => (/^[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff65]/.test(word) ? "" : " ");
+
 function showTranslation() {
   const found = state.translation, target = $("target"), words = $("source-words");
   target.replaceChildren();
   words.replaceChildren();
   $("alternatives").replaceChildren();
   if (!found) return;
-  const links = found.alignment || [], sources = $("source").value.trim().split(/\s+/);
+  const links = found.alignment || [], sources = found.source_words;
   const shown = sources.map((word) => make("span", word));
-  shown.forEach((span) => words.append(span, " "));
+  shown.forEach((span) => words.append(span, gap(span.textContent)));
   const written = found.words.map((word) => word);
   written.forEach((word, place) => {
     const span = make("span", word.text, { tabindex: 0, title: `${say("probability")} ${word.probability.toFixed(3)}` });
@@ -113,7 +116,7 @@ function showTranslation() {
     const light = (on) => () => [span, ...lit].forEach((one) => one.classList.toggle("lit", on));
     for (const name of ["mouseenter", "focus"]) span.addEventListener(name, light(true));
     for (const name of ["mouseleave", "blur"]) span.addEventListener(name, light(false));
-    target.append(span, " ");
+    target.append(span, gap(word.text));
   });
   shown.forEach((word, place) => {
     const lit = links.filter(([from]) => from === place).map(([, to]) => target.querySelectorAll("span")[to]).filter(Boolean);
