@@ -66,9 +66,9 @@ def test_long_texts_are_cut_translated_and_joined_with_a_warning(translator):
 
 
 def test_parts_fit_and_keep_their_spaces(translator):
-    parts = translator._parts("a b c. " + "d e f g h i j " * 5)
+    parts = translator.parts("a b c. " + "d e f g h i j " * 5)
     assert parts[0] == "a b c." and all(translator._fits(part) for part in parts)
-    assert all(translator._fits(part) for part in translator._parts("\U00013000" * 40))
+    assert all(translator._fits(part) for part in translator.parts("\U00013000" * 40))
 
 
 def test_a_text_in_parts_is_aligned_through(translator):

@@ -5,7 +5,6 @@ translator.translate(["Hello."])[0].text
 """
 
 import math
-import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,12 +36,12 @@ from heedful.evaluation.metrics import consensus
 from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.model.int8 import quantize_int8
 from heedful.model.quick import quick
+from heedful.text.parts import join, split, words_of_parts
 from heedful.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
-from heedful.text.words import is_unspaced, join, words_of_parts
+from heedful.text.words import is_unspaced
 
 CHUNK = 1024  # sentences sorted by length together; also how far a stream reads ahead
 REQUIRED_BEAMS = 10
-SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 
 
 @dataclass(frozen=True)
@@ -322,7 +321,8 @@ class Translator:
 
     def parts(self, text: str) -> list[str]:
         """The text as it is translated: whole, or in parts if it is too long for the model."""
-        return [text.strip()] if self._fits(text.strip()) else self._parts(text.strip())
+        text = text.strip()
+        return [text] if self._fits(text) else split(text, self._fits, most=self.limit // 2)
 
     def _split(self, requests: list[Request]) -> tuple[list[Request], list[int]]:
         """Texts longer than the model has learned to read are cut at the ends of sentences, or else of words. What is
@@ -331,28 +331,10 @@ class Translator:
         sizes = [len(row) for row in self.source.encode([request.text.strip() for request in requests])]
         for index, (request, size) in enumerate(zip(requests, sizes, strict=True)):
             text = request.text.strip()
-            first, *others = [text] if size < self.limit else self._parts(text)
+            first, *others = [text] if size < self.limit else self.parts(text)
             pieces += [replace(request, text=first), *(Request(part, banned=request.banned) for part in others)]
             owners += [index] * (1 + len(others))
         return pieces, owners
-
-    def _parts(self, text: str) -> list[str]:
-        parts: list[str] = []
-        for sentence in SENTENCE_END.split(text):
-            units = [sentence] if self._fits(sentence) else re.split(r"(?<=\s)", sentence)
-            first = len(parts)  # words are put together again within their sentence
-            for unit in units:
-                while not self._fits(unit):  # no space either: cut by characters
-                    size = max(1, self.limit // 2)
-                    while size > 1 and not self._fits(unit[:size]):
-                        size //= 2
-                    parts.append(unit[:size])
-                    unit = unit[size:]
-                if len(parts) > first and self._fits(parts[-1] + unit):
-                    parts[-1] += unit
-                else:
-                    parts.append(unit)
-        return [part.strip() for part in parts if part.strip()] or [""]
 
     def _fits(self, text: str) -> bool:
         return len(self.source.encode([text])[0]) < self.limit

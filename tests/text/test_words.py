@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.text.words import is_unspaced, join, word_spans, words, words_of_parts
+from heedful.text.words import is_unspaced, word_spans, words
 
 
 @pytest.mark.parametrize(
@@ -32,20 +32,6 @@ def test_words_are_the_text_without_its_spaces(text):
     found = words(text)
     assert "".join(found) == "".join(text.split())
     assert [text[start:end] for start, end in word_spans(text)] == found
-
-
-def test_parts_of_a_text_keep_the_numbers_of_its_words():
-    text = "太好了！！！走了 now"
-    assert words(text) == ["太", "好", "了", "！！！", "走", "了", "now"]
-    assert words_of_parts(text, ["太好了！", "！！", "走了 now"]) == [[0, 1, 2, 3], [3], [4, 5, 6]]
-    assert words_of_parts("abcdef", ["abc", "def"]) == [[0], [0]]
-    assert words_of_parts("a b", ["a", "something else"]) == [[0], [0, 1]]  # never beyond the end
-
-
-def test_parts_are_joined_as_their_script_has_it():
-    assert join(["Es regnet.", "(Gut.)"]) == "Es regnet. (Gut.)"
-    assert join(["下雨。", "好。", "OK."]) == "下雨。好。 OK."
-    assert join([]) == ""
 
 
 def test_scripts_without_spaces():

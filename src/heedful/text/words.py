@@ -3,8 +3,6 @@
 
 import re
 import unicodedata
-from bisect import bisect_right
-from collections.abc import Sequence
 
 BLOCKS = (
     r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -28,24 +26,6 @@ def words(text: str) -> list[str]:
 def word_spans(text: str) -> list[tuple[int, int]]:
     """Where each word begins and ends."""
     return [match.span() for match in WORD.finditer(text)]
-
-
-def join(parts: Sequence[str]) -> str:
-    """A text from its parts, with a space between two unless both do without."""
-    joined = ""
-    for part in parts:
-        joined += part if not joined or (UNSPACED.search(joined) and UNSPACED.search(part)) else f" {part}"
-    return joined
-
-
-def words_of_parts(text: str, parts: Sequence[str]) -> list[list[int]]:
-    """For each part of a text, in order: of each of its words, the number of the text's word that it begins in."""
-    starts, end, found = [start for start, _ in word_spans(text)], 0, []
-    for part in parts:
-        begin = max(end, text.find(part, end))
-        found.append([max(0, bisect_right(starts, begin + start) - 1) for start, _ in word_spans(part)])
-        end = begin + len(part)
-    return found
 
 
 def is_unspaced(text: str) -> bool:

@@ -1,0 +1,48 @@
+"""A text that is too long for a model, in parts, and what becomes of them as one text again."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from heedful.text.words import UNSPACED, word_spans
+
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
+
+
+def split(text: str, fits: Callable[[str], bool], *, most: int) -> list[str]:
+    """Cut at the ends of sentences, or else of words, or else after at most so many characters."""
+    parts: list[str] = []
+    for sentence in SENTENCE_END.split(text):
+        units = [sentence] if fits(sentence) else re.split(r"(?<=\s)", sentence)
+        first = len(parts)  # words are put together again within their sentence
+        for unit in units:
+            while not fits(unit):  # no space either: cut by characters
+                size = max(1, most)
+                while size > 1 and not fits(unit[:size]):
+                    size //= 2
+                parts.append(unit[:size])
+                unit = unit[size:]
+            if len(parts) > first and fits(parts[-1] + unit):
+                parts[-1] += unit
+            else:
+                parts.append(unit)
+    return [part.strip() for part in parts if part.strip()] or [""]
+
+
+def join(parts: Sequence[str]) -> str:
+    """With a space between two, unless both are in a script that does without."""
+    joined = "".join(parts[:1])
+    for before, part in pairwise(parts):
+        joined += part if UNSPACED.search(before) and UNSPACED.search(part) else f" {part}"
+    return joined
+
+
+def words_of_parts(text: str, parts: Sequence[str]) -> list[list[int]]:
+    """For each part of a text, in order: of each of its words, the number of the text's word that it begins in."""
+    starts, end, found = [start for start, _ in word_spans(text)], 0, []
+    for part in parts:
+        begin = max(end, text.find(part, end))
+        found.append([max(0, bisect_right(starts, begin + start) - 1) for start, _ in word_spans(part)])
+        end = begin + len(part)
+    return found
