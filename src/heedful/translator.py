@@ -251,7 +251,7 @@ class Translator:
             self.close()
             for decoder in self.decoders:
                 if decoder is not None:
-                    decoder.prepare()
+                    decoder.refresh()
             several = Streams(self._search, self.streams)
             self._several = (now, several, weakref.finalize(self, several.close))
         return self._several[1]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.decoding.beam import largest, search
+from heedful.decoding.beam import search
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.greedy import greedy
 from heedful.decoding.rules import Rules
@@ -85,17 +85,6 @@ def test_a_beam_of_one_is_greedy(seed, sentences, limit):
         assert (one.tokens, one.ended) == (other.tokens, other.ended)
         assert one.token_log_probs == pytest.approx(other.token_log_probs)
         assert one.score == pytest.approx(other.score, abs=1e-5)
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6), rows=st.integers(1, 20), width=st.integers(1, 3000), count=st.integers(1, 12))
-def test_the_largest_of_long_rows(seed, rows, width, count):
-    numbers = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
-    numbers[0, : width // 2] = -torch.inf
-    values, places = largest(numbers, min(count, width))
-    assert torch.equal(values, numbers.topk(min(count, width)).values) and torch.equal(
-        numbers.gather(1, places), values
-    )
 
 
 @settings(max_examples=30, deadline=None)

@@ -29,7 +29,7 @@ def test_rows_are_rounded_to_the_nearest_of_255_steps():
     x = torch.eye(50)
     found = Int8Linear(linear)(x) - linear.bias
     step = linear.weight.abs().amax(1) / 127
-    assert ((found.T - linear.weight).abs() <= 0.02 * linear.weight.abs().amax() + step[:, None]).all()
+    assert ((found.T - linear.weight).abs() <= 0.51 * step[:, None]).all()
 
 
 def test_a_table_reads_what_it_holds():
@@ -53,6 +53,13 @@ def test_a_vector_does_not_depend_on_its_neighbours():
         assert torch.equal(linear(x[row : row + 1])[0], together[row])
 
 
+def test_without_kernels_it_is_the_same_function(monkeypatch):
+    linear, x = Int8Linear(torch.nn.Linear(31, 21)), torch.randn(2, 3, 31)
+    fast = linear(x)
+    monkeypatch.setattr("heedful.model.kernels.NATIVE", None)
+    torch.testing.assert_close(fast, linear(x), atol=2e-4, rtol=1e-4)
+
+
 def test_what_is_small_stays_as_it_is():
     model = create(vaswani(vocab=9000, width=64, hidden=96, heads=4, layers=1, dropout=0.1))
-    assert quantize_int8(model) == 1 and isinstance(model.embedding, Int8Embedding)
+    assert quantize_int8(model, least=1 << 18) == 1 and isinstance(model.embedding, Int8Embedding)

@@ -18,8 +18,7 @@ from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.required import Required
 from heedful.decoding.rules import Rules
 from heedful.decoding.stepper import Stepper
-
-PART = 64  # words looked at together
+from heedful.model.kernels import largest
 
 
 @dataclass(frozen=True)
@@ -156,21 +155,6 @@ def expand(beams: Beams, log_probs: Tensor, num_beams: int, penalties: Tensor | 
     if penalties is None:
         return Candidates(scores, parents, tokens, values.flatten(1).gather(1, places))
     return _candidates(beams.scores[..., None] + log_probs, log_probs, parents * log_probs.shape[-1] + tokens)
-
-
-def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`topk` of each row. Of many long rows on a CPU only the parts with the largest numbers are looked at: it takes
-    torch a tenth of the time to find the largest number of a part."""
-    parts = rows.shape[1] // PART
-    if len(rows) < 16 or parts < 4 * count or rows.device.type != "cpu":
-        found = rows.max(1, keepdim=True) if count == 1 else rows.topk(count)
-        return found.values, found.indices
-    body, rest = rows[:, : parts * PART].unflatten(1, (parts, PART)), rows[:, parts * PART :]
-    chosen = body.amax(-1).topk(count).indices
-    inside = body.gather(1, chosen[..., None].expand(-1, -1, PART)).flatten(1)
-    values, places = torch.cat([inside, rest], dim=1).topk(count)
-    within = chosen.gather(1, (places // PART).clamp_(max=count - 1)) * PART + places % PART
-    return values, torch.where(places < count * PART, within, places + (parts - count) * PART)
 
 
 def expand_required(beams: Beams, log_probs: Tensor, num_beams: int, required: Sequence[Required]) -> Candidates:

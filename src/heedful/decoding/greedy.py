@@ -5,9 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from heedful.decoding.beam import Hypothesis, largest
+from heedful.decoding.beam import Hypothesis
 from heedful.decoding.rules import Rules
 from heedful.decoding.stepper import Stepper
+from heedful.model.kernels import largest
 
 
 @torch.inference_mode()

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from heedful.model.decoder_only import DecoderOnly
 from heedful.model.encoder_decoder import EncoderDecoder
-from heedful.model.quick import QuickDecoder
-from heedful.model.stack import Memory
+from heedful.model.kernels import log_softmax
+from heedful.model.quick import Quick
 
 
 class Stepper(Protocol):
@@ -29,7 +29,7 @@ class EncoderDecoderStepper:
     """The source is read once; its keys and values are shared by all rows of a sentence.
 
     `allowed` (sentences vocab): the words each sentence may use. Only those of some sentence are scored, and each
-    sentence has its own, so that its neighbours do not matter. `quick`: the model's decoder, written out for the CPU.
+    sentence has its own, so that its neighbours do not matter. `quick`: the model, laid out for the CPU.
     """
 
     def __init__(
@@ -40,23 +40,22 @@ class EncoderDecoderStepper:
         *,
         length: int,
         allowed: Tensor | None = None,
-        quick: QuickDecoder | None = None,
+        quick: Quick | None = None,
     ) -> None:
         self.model = model
-        memory = model.encode(source, valid=valid)
-        self.steps = quick.begin(memory, length) if quick is not None else ModuleSteps(model, memory, length)
-        self.logits: Callable[[Tensor], Tensor] = model.logits if quick is None else quick.logits
+        self.steps = ModuleSteps(model, source, valid, length) if quick is None else quick.begin(source, valid, length)
+        self.logits: Callable[[Tensor], Tensor] = self.steps.logits
         self.words: Tensor | None = None
         if allowed is not None:
             self.words = allowed.any(0).nonzero()[:, 0]
             self.logits, self.allowed = model.narrowed(self.words), allowed[:, self.words]
 
     def advance(self, tokens: Tensor) -> Tensor:
-        logits = self.logits(self.steps.advance(tokens)).float()
+        logits = self.logits(self.steps.advance(tokens))
         if self.words is None:
-            return logits.log_softmax(-1)
+            return log_softmax(logits)
         allowed = self.allowed.repeat_interleave(len(logits) // len(self.allowed), dim=0)
-        narrow = logits.masked_fill(~allowed, -torch.inf).log_softmax(-1)
+        narrow = log_softmax(logits.masked_fill(~allowed, -torch.inf))
         return narrow.new_full((len(narrow), self.model.config.vocab), -torch.inf).index_copy_(1, self.words, narrow)
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
@@ -68,11 +67,14 @@ class EncoderDecoderStepper:
 class ModuleSteps:
     """The decoder by its modules, which know every variant."""
 
-    def __init__(self, model: EncoderDecoder, memory: Memory, length: int) -> None:
-        self.model, self.memory, self.cache = model, memory, model.new_cache(length)
+    def __init__(self, model: EncoderDecoder, source: Tensor, valid: Tensor | None, length: int) -> None:
+        self.model, self.memory, self.cache = model, model.encode(source, valid=valid), model.new_cache(length)
 
     def advance(self, tokens: Tensor) -> Tensor:
         return self.model.decode(tokens[:, None], self.memory, cache=self.cache)[:, -1]
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self.model.logits(states)
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         self.cache.select(rows)
@@ -91,7 +93,7 @@ class DecoderOnlyStepper:
 
     def advance(self, tokens: Tensor) -> Tensor:
         states = self.model.decode(tokens[:, None], cache=self.cache)
-        return self.model.logits(states[:, -1]).float().log_softmax(-1)
+        return log_softmax(self.model.logits(states[:, -1]))
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         self.cache.select(rows)

@@ -1,340 +1,273 @@
-"""The decoder one token at a time on a CPU: the same function as `Stack`, with nothing in its way.
+"""The encoder, and the decoder one token at a time, on a CPU: the same functions as their modules, by our own kernels.
 
-A step of a small model is over in less time than Python takes to walk through its modules, and a step of a large one
-waits for its weights. So here the layers are one flat loop over what they hold, all keys and values live in one tensor
-(of which a beam moves only what is not yet where it should be), and products with few rows use weights packed for that.
-`quick` gives None for a model with a part that is not written out here; then the modules do it.
+A step of a small model is over in less time than Python takes to walk through its modules. So here all that layers hold
+is laid out once, and native.c goes through it. Keys and values stay where they were written: a beam moves only the
+numbers that say where. `quick` gives None for a model with a part that native.c does not have, or where it could not be
+compiled; then the modules do it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from heedful.model import kernels
 from heedful.model.attention.softmax import Softmax
 from heedful.model.embedding import Embedding
 from heedful.model.encoder_decoder import EncoderDecoder
-from heedful.model.int8 import Int8Linear
+from heedful.model.feedforward import gelu_tanh
+from heedful.model.int8 import Int8Embedding, Int8Linear
+from heedful.model.kernels import Panels
 from heedful.model.layer import Layer
 from heedful.model.linear import FusedLinear
-from heedful.model.multihead import CrossAttention
 from heedful.model.position import Position
-from heedful.model.residual import Residual
-from heedful.model.stack import Memory
+from heedful.model.stack import Stack, StackConfig
 
-Function = Callable[[Tensor], Tensor]
-FEW, MANY = 2, 64  # rows between which packed weights are worth it: up to twice as fast (one core, AVX2)
-LARGE = 1 << 18  # and weights from which on
-MUCH = 512  # tokens of all rows from which on they are not copied as a whole
-LONG = 64  # tokens from which on what a row has written stands together, not what was written at one time
-PACKS = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 LINEAR = (nn.Linear, FusedLinear, Int8Linear)  # and nothing that only derives from them
+FUNCTIONS = [F.relu, F.gelu, gelu_tanh, F.silu]  # in native.c's order
+LONG = 256  # source tokens from which on torch's products of whole sentences are faster than rows one by one
 
 
-def quick(model: EncoderDecoder) -> "QuickDecoder | None":
+def quick(model: EncoderDecoder) -> "Quick | None":
     """For a model that is not being trained: its weights are copied, and copied anew when torch says that they have
     changed, which a fused optimizer does not (the training loop makes up for it)."""
-    stack, config = model.decoder, model.config.decoder
-    parts = [part for layer in stack.each_layer() for part in (layer.attention, layer.cross) if part is not None]
-    known = (
-        torch.backends.mkl.is_available(),
-        all(parameter.device.type == "cpu" and parameter.dtype == torch.float32 for parameter in model.parameters()),
-        type(stack.position).rotation is Position.rotation and type(stack.position).bias is Position.bias,
-        all(type(part.mix) is Softmax for part in parts) and stack.window is None,
-        config.attention.heads == config.cross_attention.heads,
-        all(one.kv_head_count == one.heads for one in (config.attention, config.cross_attention)),
-        isinstance(stack.lift, nn.Identity),
-        all(type(module) in LINEAR for layer in stack.each_layer() for module in _linears(layer)),
+    known = kernels.NATIVE is not None and _is_known(model.decoder, model.config.decoder, model.config.width)
+    return Quick(model) if known else None
+
+
+def _is_known(stack: Stack, config: StackConfig, width: int) -> bool:
+    layers, attentions = stack.each_layer(), (config.attention, config.cross_attention)
+    parts = [part for layer in layers for part in (layer.attention, layer.cross) if part is not None]
+    return all(
+        (
+            all(one.device.type == "cpu" and one.dtype == torch.float32 for one in stack.parameters()),
+            type(stack.position).rotation is Position.rotation and type(stack.position).bias is Position.bias,
+            all(type(part.mix) is Softmax for part in parts) and stack.window is None,
+            all(one.kv_head_count == one.heads for one in attentions),
+            all(one.head_width_in(width) * one.heads == width for one in attentions),
+            all(part.head % 8 == 0 for part in parts),
+            isinstance(stack.lift, nn.Identity),
+            all(layer.feedforward.kernel == 1 and layer.feedforward.function in FUNCTIONS for layer in layers),
+            all(type(norm) in (nn.LayerNorm, nn.RMSNorm) for layer in layers for norm in _norms(layer)),
+            all(type(module) in LINEAR for layer in layers for module in _linears(layer)),
+        )
     )
-    return QuickDecoder(model) if all(known) else None
 
 
 def _linears(layer: Layer) -> list[nn.Module]:
-    cross, feedforward = cast(CrossAttention, layer.cross), layer.feedforward
-    own = [layer.attention.query_key_value, layer.attention.output]
-    return [*own, cross.query, cross.output, feedforward.input, feedforward.output]
+    """In the order of native.c; then what makes keys and values of the source."""
+    attention, cross, feedforward = layer.attention, layer.cross, layer.feedforward
+    own = [attention.query_key_value, attention.output, feedforward.input, feedforward.output]
+    return own if cross is None else [*own, cross.query, cross.output, cross.key_value]
 
 
-class Product:
-    """W x + b, with the weights laid out anew when that first comes up: turned, so that a row of x runs along what is
-    next in memory; packed in blocks for few rows."""
+def _norms(layer: Layer) -> list[nn.Module]:
+    residuals = (layer.attention_residual, layer.cross_residual, layer.feedforward_residual)
+    return [residual.norm for residual in residuals if residual is not None]
+
+
+class _Panels(Panels):
+    """Of weights that may change: laid out anew when they have."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight, self.given = weight.detach(), None if bias is None else bias.detach()
-        self.large, self.widens = PACKS and weight.numel() >= LARGE, weight.shape[0] >= weight.shape[1]
-        self.changes = not weight.is_inference()  # one made for use alone cannot be changed, nor say so
-        self.version = (-1, -1)  # of the weights that were laid out
-        self.bias: Tensor | None = None
-        self.turned: Tensor | None = None
-        self.packed: Tensor | None = None
-        self.refresh()
+        super().__init__(weight, bias)
+        self.given, self.version = (weight, bias), _version(weight, bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        rows = x.size(0)
-        if self.changes:
-            self.refresh()
-        if self.large and FEW <= rows <= MANY:
-            packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.pack(), self.bias, "none", [], "")
-            return packed
-        if self.large and rows == 1 and not self.widens:
-            return F.linear(x, self.weight, self.bias)
-        turned = self.turn()
-        return torch.mm(x, turned) if self.bias is None else torch.addmm(self.bias, x, turned)
+    def refresh(self) -> bool:
+        """Whether they had changed."""
+        changed = self.version != _version(*self.given)
+        if changed:
+            self.__init__(*self.given)  # type: ignore[misc]
+        return changed
+
+
+def _version(*tensors: Tensor | None) -> list[int]:
+    """Tensors made for use alone cannot change, nor say so."""
+    return [0 if one is None or one.is_inference() else one._version for one in tensors]
+
+
+def _panels(module: nn.Module) -> Panels:
+    if isinstance(module, Int8Linear):
+        return module.panels
+    linear = cast(nn.Linear, module)
+    return _Panels(linear.weight, linear.bias)
+
+
+def _at(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+class _Layout:
+    """A stack, as native.c goes through it."""
+
+    def __init__(self, stack: Stack, config: StackConfig, width: int, table: Embedding | Int8Embedding) -> None:
+        self.stack, self.width, self.table = stack, width, table
+        self.panels = {id(layer): [_panels(module) for module in _linears(layer)] for layer in stack.each_layer()}
+        first = stack.each_layer()[0]
+        self.rms, self.eps = config.norm.kind == "rms", config.norm.eps
+        attention, cross = first.attention, first.cross or first.attention
+        self.head, self.cross_head = attention.head, cross.head
+        self.style = (  # native.c's `Style`, but for the threads
+            *(stack.depth, width, width // self.head, width // self.cross_head, config.placement == "pre", self.rms),
+            *(FUNCTIONS.index(first.feedforward.function), first.feedforward.gated, self.eps),
+            *(cast(Softmax, attention.mix).scale, cast(Softmax, cross.mix).scale),
+        )
+        inner, outer = self.panels[id(first)][2:4]
+        self.row = 5 * width + inner.columns + max(width, outer.depth) // 2 + 2  # scratch that a row takes
 
     def refresh(self) -> None:
-        """Forget what was laid out of weights that have changed since. A bias of zeros is none."""
-        tensors = (self.weight, self.weight if self.given is None else self.given)
-        version = (tensors[0]._version, tensors[1]._version) if self.changes else (0, 0)
-        if version != self.version:
-            self.bias = self.given if self.given is not None and bool(self.given.any()) else None
-            self.turned, self.packed, self.version = None, None, version
+        for panels in self.panels.values():
+            for one in panels:
+                if isinstance(one, _Panels):
+                    one.refresh()
 
-    def turn(self) -> Tensor:
-        if self.turned is None:
-            self.turned = self.weight.t().contiguous()
-        return self.turned
+    def layers(self) -> Tensor:
+        """Each as native.c's `Layer`, with nothing yet of the texts at hand: layers numbers."""
+        rows = []
+        for layer in self.stack.each_layer():
+            maps = [number for panels in self.panels[id(layer)][:6] for number in panels.map]
+            norms = [_at(tensor) for norm in _norms(layer) for tensor in (norm.weight, getattr(norm, "bias", None))]
+            rows.append([*maps, *[0] * (30 - len(maps)), *norms, *[0] * (9 - len(norms))])
+        return torch.tensor(rows)
 
-    def pack(self) -> Tensor:
-        if self.packed is None:
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, MANY)
-        return self.packed
+    def places(self, count: int) -> Tensor:
+        """What says where a token stands: for so many tokens, or as many as the model has learned."""
+        position = self.stack.position
+        count = count if position.limit is None else min(count, position.limit)
+        return position.embed(torch.zeros(1, count, self.width), torch.arange(count)[None])[0].contiguous()
 
+    def embed(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """The vectors of tokens, which stand at these places again and again: rows width."""
+        x = torch.empty(tokens.numel(), self.width)
+        kernels.embed(x, tokens, self.table.panels if isinstance(self.table, Int8Embedding) else self.table.weight,
+                      self.table.factor, places)
+        return self.normed(x, self.stack.embedding_norm)
 
-def _product(module: nn.Linear | Int8Linear) -> Function:
-    return module.whole if isinstance(module, Int8Linear) else Product(module.weight, module.bias)
-
-
-def _norm(module: nn.Module) -> Function:
-    if not isinstance(module, nn.LayerNorm):
-        return module
-    shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
-    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
-
-
-class _QuickLayer:
-    """What a layer holds, taken out of its modules."""
-
-    def __init__(self, layer: Layer) -> None:
-        attention, cross, feedforward = layer.attention, cast(CrossAttention, layer.cross), layer.feedforward
-        products = [_product(cast(nn.Linear, module)) for module in _linears(layer)]
-        self.query_key_value, self.output, self.cross_query, self.cross_output, self.inner, self.outer = products
-        self.function: Function = torch.relu_ if feedforward.function is F.relu else feedforward.function
-        self.gated = feedforward.gated
-        self.scale, self.cross_scale = cast(Softmax, attention.mix).scale, cast(Softmax, cross.mix).scale
-        residuals = (layer.attention_residual, cast(Residual, layer.cross_residual), layer.feedforward_residual)
-        self.norms = tuple(_norm(residual.norm) for residual in residuals)
+    def normed(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """In place."""
+        if not isinstance(norm, nn.Identity):
+            kernels.norm(x, norm.weight, getattr(norm, "bias", None), rms=self.rms, eps=self.eps)
+        return x
 
 
-class QuickDecoder:
+class Quick:
+    """A model, laid out for use."""
+
     def __init__(self, model: EncoderDecoder) -> None:
-        self.model, self.stack = model, model.decoder
-        self.heads = model.config.decoder.attention.heads
-        self.pre = model.config.decoder.placement == "pre"
-        self.layers = [_QuickLayer(layer) for layer in self.stack.each_layer()]
-        self.norm = _norm(self.stack.norm)
-        self.embedding_norm = _norm(self.stack.embedding_norm)
-        self.logits: Function = model.logits
-        table = model.head.table or model.target_table
-        if isinstance(table, Embedding) and isinstance(model.head.lower, nn.Identity) and model.head.factor == 1.0:
-            self.logits = Product(table.weight, model.head.bias)
+        self.model, config, width = model, model.config, model.config.width
+        self.decoder, self.encoder = _Layout(model.decoder, config.decoder, width, model.target_table), None
+        if _is_known(model.encoder, config.encoder, width):
+            self.encoder = _Layout(model.encoder, config.encoder, width, model.embedding)
+        table, head = model.head.table or model.target_table, model.head
+        self.last: Panels | None = None
+        if isinstance(head.lower, nn.Identity) and head.factor == 1.0:
+            if isinstance(table, Embedding):
+                self.last = _Panels(table.weight, head.bias)
+            else:
+                self.last = table.panels if head.bias is None else table.panels.with_bias(head.bias)
 
-    def prepare(self) -> None:
-        """Lay out all weights now, so that copies of this process share them."""
-        layers = [part for layer in self.layers for part in vars(layer).values()]
-        for product in (*layers, self.logits):
-            if isinstance(product, Product):
-                product.refresh()
-                product.turn()
-                if product.large:
-                    product.pack()
+    def refresh(self) -> None:
+        """Lay out weights that have changed. Copies of this process then share them."""
+        for layout in (self.encoder, self.decoder):
+            if layout is not None:
+                layout.refresh()
+        if isinstance(self.last, _Panels):
+            self.last.refresh()
 
-    def begin(self, memory: Memory, length: int) -> "QuickSteps":
-        """Start to write, with room for so many tokens."""
-        return QuickSteps(self, memory, length)
+    def begin(self, source: Tensor, valid: Tensor | None, length: int) -> "Writing":
+        """Read these sentences (sentences source), then start to write, with room for so many tokens."""
+        self.refresh()
+        sentences, read = source.shape
+        hidden = torch.full((sentences, read + -read % 8), -torch.inf)
+        hidden[:, :read] = 0.0 if valid is None else torch.zeros(valid.shape).masked_fill_(~valid, -torch.inf)
+        if self.encoder is None or read > LONG:
+            states = self.model.encoder(self.model.embedding(source), valid=valid).flatten(0, 1).contiguous()
+        else:
+            states = self._encode(self.encoder, source, hidden)
+        return Writing(self, states, hidden, length)
+
+    def _encode(self, layout: _Layout, source: Tensor, hidden: Tensor) -> Tensor:
+        """The encoder's states: (sentences source) width."""
+        sentences, read = source.shape
+        places = layout.places(read)
+        if len(places) < read:
+            raise ValueError(f"{read} tokens, but this model learned {len(places)} positions; shorten the input")
+        x, layers = layout.embed(source.contiguous(), places), layout.layers()
+        scratch = torch.empty(len(x) * layout.row + 2 * hidden.numel() * layout.width)
+        kernels.encode(layout.style, layers, x, scratch, hidden)
+        return layout.normed(x, layout.stack.norm)
 
 
-@dataclass
-class _Reading:
-    """A layer's keys and values of the source, shared by all rows of a sentence."""
-
-    key: Tensor  # (sentences heads) head source, scaled
-    value: Tensor  # (sentences heads) source head
-
-    def select(self, places: Tensor) -> "_Reading":
-        return _Reading(self.key.index_select(0, places), self.value.index_select(0, places))
-
-
-class QuickSteps:
+class Writing:
     """A text, or several, being written: what `Cache` and `Memory` are to the modules."""
 
-    def __init__(self, decoder: QuickDecoder, memory: Memory, length: int) -> None:
-        self.decoder = decoder
-        self.length = 0
-        self.sentences = len(memory.states)
-        self.readings = [
-            _Reading((key * layer.cross_scale).transpose(-2, -1).flatten(0, 1).contiguous(), value.flatten(0, 1))
-            for layer, (key, value) in zip(decoder.layers, memory.layers, strict=True)
-        ]
-        valid = memory.mask.key_valid
-        self.hidden: Tensor | None = None  # sentences 1 source
-        if valid is not None and not bool(valid.all()):
-            self.hidden = torch.zeros(valid.shape).masked_fill_(~valid, -torch.inf)[:, None]
-        self.room = max(1, length)
-        self.store: Tensor | None = None  # keys and values: room layers 2 slots heads head
-        self.together = False  # once texts are long: layers 2 slots heads room head
-        self.writers = torch.empty(0, 0)  # room slots: the slot that wrote what now stands there
-        self.slots: Tensor | None = None  # the slot of each row; None = in order
-        self.rows: Tensor | None = None  # the row of each slot
-        self.places: Tensor | None = None  # room width
+    def __init__(self, quick: Quick, states: Tensor, hidden: Tensor, length: int) -> None:
+        self.quick, self.layout, self.hidden = quick, quick.decoder, hidden
+        self.length, self.room = 0, max(1, length)
+        self.layers = self.layout.layers()
+        sentences, head = len(hidden), self.layout.cross_head
+        read = [panels[-1](states) for panels in self._each_panels()]
+        self.sources = [kernels.lay(one, sentences, self.layout.width // head, head) for one in read]  # of each layer
+        self.store = torch.empty(0)  # keys and values: layers room slots 2 width
+        self.origin = torch.empty(sentences, self.room, dtype=torch.int32)  # rows room: the slot of what a row wrote
+        self.places = self.layout.places(self.room)
+        self.scores = torch.empty(0, 0)  # rows vocab
+
+    def _each_panels(self) -> list[list[Panels]]:
+        return [self.layout.panels[id(layer)] for layer in self.layout.stack.each_layer()]
 
     def advance(self, tokens: Tensor) -> Tensor:
         """The next token of each row -> final states: rows width."""
-        decoder, rows, heads, pre = self.decoder, tokens.size(0), self.decoder.heads, self.decoder.pre
-        x = decoder.model.target_table(tokens if self.rows is None else tokens.index_select(0, self.rows))
-        x = decoder.embedding_norm(x + self._place(x.shape[1]))
-        cache = self._cache(rows)
-        torch.arange(rows, out=self.writers[self.length])
-        new = cache[:, :, :, :, self.length].transpose(1, 2).unbind(0)  # rows 2 heads head, of each layer
-        seen = cache.flatten(2, 3)[:, :, :, : self.length + 1]  # layers 2 (rows heads) time head
-        keys, values = seen[:, 0].transpose(-2, -1).unbind(0), seen[:, 1].unbind(0)
-        for index, (layer, reading) in enumerate(zip(decoder.layers, self.readings, strict=True)):
-            first, second, third = layer.norms
-            y = layer.query_key_value(first(x) if pre else x).view(rows, 3, heads, -1)
-            new[index].copy_(y[:, 1:])
-            query = (y[:, 0] * layer.scale).view(rows * heads, 1, -1)
-            weights = torch.bmm(query, keys[index]).softmax(-1)
-            y = layer.output(torch.bmm(weights, values[index]).view(rows, -1)).add_(x)
-            x = y if pre else first(y)
-            y = layer.cross_output(self._read(layer.cross_query(second(x) if pre else x), reading)).add_(x)
-            x = y if pre else second(y)
-            y = layer.inner(third(x) if pre else x)
-            if layer.gated:
-                gate, up = y.chunk(2, dim=-1)
-                y = layer.function(gate) * up
-            else:
-                y = layer.function(y)
-            y = layer.outer(y).add_(x)
-            x = y if pre else third(y)
+        rows, layout = len(tokens), self.layout
+        if self.length >= len(self.places):
+            self.places = layout.places(2 * self.length)
+        if self.length >= len(self.places):
+            learned = len(self.places)
+            raise ValueError(f"{self.length + 1} tokens, but this model learned {learned} positions; shorten it")
+        x = layout.embed(tokens.contiguous(), self.places[self.length : self.length + 1])
+        self._make_room(rows)
+        self.origin[:, self.length] = torch.arange(rows, dtype=torch.int32)
         self.length += 1
-        return decoder.norm(x if self.slots is None else x.index_select(0, self.slots))
+        scratch = torch.empty(rows * layout.row)
+        kernels.step(
+            layout.style, self.layers, x, scratch, self.hidden, self.origin, self.store.shape[2], self.length
+        )
+        return layout.normed(x, layout.stack.norm)
 
-    def _read(self, query: Tensor, reading: _Reading) -> Tensor:
-        """What the rows gather from their source. query: rows width"""
-        rows, width = query.shape
-        heads, beams = self.decoder.heads, rows // self.sentences
-        if beams > 1:
-            query = query.view(self.sentences, beams, heads, -1).transpose(1, 2).reshape(-1, beams, width // heads)
-        else:
-            query = query.view(rows * heads, 1, -1)
-        scores = torch.bmm(query, reading.key)
-        if self.hidden is not None:
-            scores.view(self.sentences, heads * beams, -1).add_(self.hidden)
-        mixed = torch.bmm(scores.softmax(-1), reading.value)
-        if beams > 1:
-            return mixed.view(self.sentences, heads, beams, -1).transpose(1, 2).reshape(rows, width)
-        return mixed.view(rows, width)
-
-    def _place(self, width: int) -> Tensor:
-        """What says where the next token stands."""
-        if self.places is None or self.length >= len(self.places):
-            position = self.decoder.stack.position
-            count = max(self.room, self.length + 1)
-            if position.limit is not None:
-                count = min(count, position.limit)
-            if self.length >= count:
-                raise ValueError(f"{self.length + 1} tokens, but this model learned {count} positions; shorten it")
-            self.places = position.embed(torch.zeros(1, count, width), torch.arange(count)[None])[0]
-        return self.places[self.length]
-
-    def _cache(self, slots: int) -> Tensor:
-        """The store, with room for one more token: layers 2 slots heads room head."""
-        if self.store is None or self.length >= self.room or (self.length >= LONG and not self.together):
-            old = None if self.store is None else self._view(self.store)
-            while self.length >= self.room:
-                self.room *= 2
-            self.together = self.length >= LONG
-            self.store, writers = self._empty(slots), torch.empty(self.room, slots, dtype=torch.long)
-            if old is not None:
-                self._view(self.store)[..., : self.length, :] = old[..., : self.length, :]
-                writers[: self.length] = self.writers[: self.length]
-            self.writers = writers
-        return self._view(self.store)
-
-    def _empty(self, slots: int) -> Tensor:
-        config = self.decoder.model.config
-        layers, head = len(self.decoder.layers), config.decoder.attention.head_width_in(config.width)
-        shape = (layers, 2, slots, self.decoder.heads)
-        return torch.empty(*shape, self.room, head) if self.together else torch.empty(self.room, *shape, head)
-
-    def _view(self, store: Tensor) -> Tensor:
-        return store if self.together else store.permute(1, 2, 3, 4, 0, 5)
+    def logits(self, states: Tensor) -> Tensor:
+        """A score for each word; the next call writes over them."""
+        if self.quick.last is None:
+            return self.quick.model.logits(states)
+        if len(self.scores) != len(states):
+            self.scores = torch.empty(len(states), self.quick.last.columns)
+        self.quick.last.into(self.scores, states)
+        return self.scores
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         """Keep these rows, in this order; of these sentences."""
-        if self.store is not None:
-            slots = rows if self.slots is None else self.slots.index_select(0, rows)
-            if sentences is None and len(rows) == self.writers.shape[1] and len(rows) * self.length >= MUCH:
-                self._move(slots.tolist())
-            else:
-                self._copy(slots)
+        self.origin = self.origin.index_select(0, rows)
         if sentences is not None:
-            heads = self.decoder.heads
-            places = (sentences[:, None] * heads + torch.arange(heads)).flatten()
-            self.readings = [reading.select(places) for reading in self.readings]
-            self.sentences = len(sentences)
-            if self.hidden is not None:
-                self.hidden = self.hidden[sentences]
+            self.sources = [source.select(sentences) for source in self.sources]
+            self.hidden = self.hidden.index_select(0, sentences)
+            self._tell()
 
-    def _copy(self, slots: Tensor) -> None:
-        """Everything, in the order of the rows."""
-        assert self.store is not None
-        new = self._empty(len(slots))
-        if self.together:
-            new[..., : self.length, :] = self.store[..., : self.length, :].index_select(2, slots)
-        else:
-            torch.index_select(self.store[: self.length], 3, slots, out=new[: self.length])
-        self.store = new
-        self.writers = self.writers.index_select(1, slots)
-        self.slots = self.rows = None
+    def _tell(self) -> None:
+        """native.c where the texts at hand are kept."""
+        kept = zip(self.store, self.sources, strict=True)
+        self.layers[:, -3:] = torch.tensor([[_at(store), _at(one.keys), _at(one.values)] for store, one in kept])
 
-    def _move(self, wanted: list[int]) -> None:
-        """Only what is not yet where it should be: most texts of a beam begin alike."""
-        assert self.store is not None
-        slots, sources, targets = settle(wanted, len(wanted) // self.sentences)
-        if sources:
-            old, new, writers = torch.tensor(sources), torch.tensor(targets), self.writers[: self.length]
-            written = writers.index_select(1, old)
-            time, mover = (written != writers.index_select(1, new)).nonzero(as_tuple=True)
-            writers.index_copy_(1, new, written)
-            lanes, heads, count = torch.arange(2 * len(self.decoder.layers)), self.decoder.heads, len(wanted)
-            if self.together:  # a vector is what one head has of one token
-                lanes = ((lanes[:, None] * count * heads + torch.arange(heads)) * self.room).flatten()
-                vectors, of_time, of_slot = self.store.view(-1, self.store.shape[-1]), 1, heads * self.room
-            else:  # what all heads have
-                lanes, of_time, of_slot = lanes * count, len(lanes) * count, 1
-                vectors = self.store.view(self.room * of_time, -1)
-            first = lanes[:, None] + time * of_time
-            moved = vectors.index_select(0, (first + old[mover] * of_slot).flatten())
-            vectors.index_copy_(0, (first + new[mover] * of_slot).flatten(), moved)
-        self.slots = torch.tensor(slots)
-        self.rows = self.slots.argsort()
-
-
-def settle(wanted: list[int], beams: int) -> tuple[list[int], list[int], list[int]]:
-    """A slot for each row, given the slot it comes from: of the rows that come from one the first stays, and the
-    others go where nobody wants to stay. Then what has to be copied, from and to."""
-    slots, sources, targets = [], [], []
-    for start in range(0, len(wanted), beams):
-        mine = wanted[start : start + beams]
-        free, taken = set(range(start, start + beams)).difference(mine), set[int]()
-        for slot in mine:
-            if slot in taken:
-                sources.append(slot)
-                slot = free.pop()
-                targets.append(slot)
-            taken.add(slot)
-            slots.append(slot)
-    return slots, sources, targets
+    def _make_room(self, rows: int) -> None:
+        """For one more token, and for as many slots as there are rows."""
+        slots = self.store.shape[2] if self.length else 0
+        if self.length < self.room and rows <= slots:
+            return
+        while self.length >= self.room:
+            self.room *= 2
+        store = torch.empty(len(self.layers), self.room, max(rows, slots), 2, self.layout.width)
+        origin = torch.empty(rows, self.room, dtype=torch.int32)
+        if self.length:
+            store[:, : self.length, :slots] = self.store[:, : self.length]
+            origin[:, : self.length] = self.origin[:, : self.length]
+        self.store, self.origin = store, origin
+        self._tell()

@@ -1,0 +1,123 @@
+"""Our kernels do what torch does, whatever the sizes."""
+
+import platform
+import shutil
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heedful.model import kernels
+from heedful.model.kernels import NATIVE, Panels
+
+sizes = st.integers(1, 600)
+needed = pytest.mark.skipif(NATIVE is None, reason="no kernels were compiled")
+few = settings(max_examples=60, deadline=None)
+
+
+@needed
+@few
+@given(rows=st.one_of(st.integers(1, 14), st.integers(150, 400)), depth=sizes, columns=sizes, bias=st.booleans(),
+       add=st.booleans(), relu=st.booleans(), threads=st.integers(1, 2), seed=st.integers(0, 99))  # fmt: skip
+def test_a_product(rows, depth, columns, bias, add, relu, threads, seed):
+    torch.manual_seed(seed)
+    weight, x, y = torch.randn(columns, depth), torch.randn(rows, depth), torch.randn(rows, columns)
+    offset = torch.randn(columns) if bias else None
+    wanted = F.linear(x.double(), weight.double(), None if offset is None else offset.double()) + (y if add else 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    Panels(weight, offset).into(y, x, add=add, relu=relu)
+    torch.set_num_threads(before)
+    torch.testing.assert_close(y.double(), wanted.relu() if relu else wanted, atol=1e-4, rtol=1e-4)
+
+
+@needed
+@few
+@given(rows=st.one_of(st.integers(1, 14), st.integers(150, 400)), depth=sizes, columns=sizes, seed=st.integers(0, 99))
+def test_a_product_in_int8(rows, depth, columns, seed):
+    torch.manual_seed(seed)
+    weight, x = torch.randn(columns, depth), torch.randn(rows, depth) * torch.rand(rows, 1).exp2()
+    panels = Panels(weight, torch.ones(columns), int8=True)
+    rounded = panels.rows(torch.arange(columns))
+    torch.testing.assert_close(rounded, weight, atol=float(weight.abs().max()) / 250, rtol=0)
+    wanted = F.linear(x.double(), rounded.double()) + 1
+    error = 1e-4 * float(x.abs().max()) * depth**0.5
+    torch.testing.assert_close(panels(x).double(), wanted, atol=error, rtol=1e-4)
+
+
+@needed
+def test_the_largest_sums_of_int8_do_not_overflow():
+    panels = Panels(torch.full((3, 5000), -0.7), int8=True)
+    torch.testing.assert_close(panels(torch.full((7, 5000), 2.0)), torch.full((7, 3), -7000.0))
+
+
+@needed
+def test_zeros_and_what_is_not_laid_out_for_it():
+    weight = torch.randn(5, 8)
+    for int8 in (False, True):
+        panels = Panels(weight, int8=int8)
+        assert torch.equal(panels(torch.zeros(2, 8)), torch.zeros(2, 5))
+        x = torch.randn(8, 3, dtype=torch.float64).t()
+        torch.testing.assert_close(panels(x), x.float() @ weight.t(), atol=0.1, rtol=0.1)
+
+
+@needed
+@few
+@given(rows=st.integers(1, 9), width=sizes, seed=st.integers(0, 99), bias=st.booleans(), rms=st.booleans())
+def test_a_norm(rows, width, seed, bias, rms):
+    torch.manual_seed(seed)
+    x, weight, offset = torch.randn(rows, width) + 3, torch.randn(width), torch.randn(width) if bias else None
+    wanted = F.rms_norm(x, (width,), weight, 1e-5) if rms else F.layer_norm(x, (width,), weight, offset, 1e-5)
+    kernels.norm(x, weight, None if rms else offset, rms=rms, eps=1e-5)
+    torch.testing.assert_close(x, wanted, atol=2e-5, rtol=2e-5)
+
+
+@needed
+@pytest.mark.parametrize("int8", [False, True])
+def test_vectors_of_tokens(int8):
+    table, places, tokens = torch.randn(37, 13), torch.randn(3, 13), torch.tensor([0, 36, 5, 5, 16, 15])
+    held, x = Panels(table, int8=True) if int8 else table, torch.empty(6, 13)
+    kernels.embed(x, tokens, held, 2.0, places)
+    rows = held.rows(tokens) if int8 else table[tokens]
+    torch.testing.assert_close(x, rows * 2 + places.repeat(2, 1))
+    with pytest.raises(IndexError, match="a token is not one of the 37 of the table"):
+        kernels.embed(x, tokens + 1, held, 2.0, places)
+
+
+@needed
+@few
+@given(rows=st.integers(1, 20), size=st.integers(1, 3000), scale=st.sampled_from([0.1, 10.0, 300.0]), hide=st.booleans(),
+       seed=st.integers(0, 99))  # fmt: skip
+def test_log_softmax(rows, size, scale, hide, seed):
+    torch.manual_seed(seed)
+    x = torch.randn(rows, size) * scale
+    if hide:
+        x[:, 1:][torch.rand(rows, size - 1) < 0.5] = -torch.inf
+    wanted = x.log_softmax(-1)
+    torch.testing.assert_close(kernels.log_softmax(x), wanted, atol=2e-6, rtol=2e-6)
+
+
+@needed
+@few
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 20), width=st.integers(1, 3000), count=st.integers(1, 12))
+def test_the_largest(seed, rows, width, count):
+    numbers = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+    numbers[0, : width // 2] = -torch.inf
+    count = min(count, width)
+    values, places = kernels.largest(numbers, count)
+    assert torch.equal(values, numbers.topk(count).values) and torch.equal(numbers.gather(1, places), values)
+    assert all(len(set(row)) == count for row in places.tolist())
+
+
+def test_they_are_compiled_where_there_is_a_compiler():
+    """Without one they are left out in silence, and so would they be if they did not compile."""
+    if shutil.which("gcc") and platform.machine() == "x86_64":
+        assert NATIVE is not None
+
+
+@needed
+def test_arguments_that_are_missing_are_told():
+    with pytest.raises(TypeError, match="1 arguments, but there are 4"):
+        NATIVE.log_softmax(0)
