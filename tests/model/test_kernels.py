@@ -111,6 +111,20 @@ def test_the_largest(seed, rows, width, count):
     assert all(len(set(row)) == count for row in places.tolist())
 
 
+@needed
+@few
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 9), beams=st.integers(1, 5), width=st.integers(1, 700))
+def test_the_largest_of_beams(seed, rows, beams, width):
+    torch.manual_seed(seed)
+    numbers, offsets, count = torch.randn(rows, beams * width), torch.randn(rows, beams), min(10, beams * width)
+    offsets[0, 1:] = -torch.inf
+    fast = kernels.largest(numbers, count, offsets)
+    slow = kernels.largest(numbers.double(), count, offsets)
+    torch.testing.assert_close(fast[0], slow[0].float())
+    real = fast[0] > -torch.inf
+    assert torch.equal(fast[1][real], slow[1][real])
+
+
 def test_they_are_compiled_where_there_is_a_compiler():
     """Without one they are left out in silence, and so would they be if they did not compile."""
     if shutil.which("gcc") and platform.machine() == "x86_64":

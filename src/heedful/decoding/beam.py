@@ -146,15 +146,11 @@ def expand(beams: Beams, log_probs: Tensor, num_beams: int, penalties: Tensor | 
     log_probs: sentences beams vocab
     """
     judged = log_probs if penalties is None else log_probs - penalties[:, None]
-    count = min(2 * num_beams, log_probs.shape[-1])  # no beam has more than all of them
-    values, tokens = (found.unflatten(0, judged.shape[:2]) for found in largest(judged.flatten(0, 1), count))
-    totals = (beams.scores[..., None] + values).flatten(1)
-    scores, places = totals.topk(min(2 * num_beams, totals.shape[1]), dim=1)
-    tokens = tokens.flatten(1).gather(1, places)
-    parents = places // count
-    if penalties is None:
-        return Candidates(scores, parents, tokens, values.flatten(1).gather(1, places))
-    return _candidates(beams.scores[..., None] + log_probs, log_probs, parents * log_probs.shape[-1] + tokens)
+    _, beam_count, vocab = judged.shape
+    scores, places = largest(judged.flatten(1), min(2 * num_beams, beam_count * vocab), beams.scores)
+    if penalties is not None:
+        return _candidates(beams.scores[..., None] + log_probs, log_probs, places)
+    return Candidates(scores, places // vocab, places % vocab, log_probs.flatten(1).gather(1, places))
 
 
 def expand_required(beams: Beams, log_probs: Tensor, num_beams: int, required: Sequence[Required]) -> Candidates:

@@ -38,10 +38,9 @@ class Rules:
     def apply(self, log_probs: Tensor, written: Tensor, sentences: list[int]) -> Tensor:
         """log_probs: sentences beams vocab; written: sentences beams length; `sentences`: their numbers."""
         length = written.shape[2]
-        for token in self.never:
-            log_probs[..., token] = -torch.inf
-        if length < self.config.min_new_tokens:
-            log_probs[..., self.eos] = -torch.inf
+        banned = [*self.never, self.eos] if length < self.config.min_new_tokens else self.never
+        if banned:
+            log_probs.index_fill_(-1, torch.tensor(banned, device=log_probs.device), -torch.inf)
         if self.config.repetition_penalty != 1.0 and length:
             log_probs = _penalise_repetition(log_probs, written, self.config.repetition_penalty)
         if self.config.no_repeat_ngram_size and length >= self.config.no_repeat_ngram_size - 1:

@@ -168,13 +168,18 @@ def log_softmax(x: Tensor) -> Tensor:
     return x
 
 
-def largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`topk` of each row: values and where they are. x: rows numbers"""
+def largest(x: Tensor, count: int, offsets: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`topk` of each row: values and where they are. x: rows numbers. `offsets` (rows beams) are added to equal parts of
+    the rows."""
     if not suits(x):
+        if offsets is not None:
+            x = (x.unflatten(1, (offsets.shape[1], -1)) + offsets[..., None]).flatten(1)
         found = x.max(1, keepdim=True) if count == 1 else x.topk(count)
         return found.values, found.indices
     assert NATIVE is not None
     rows, size = x.shape
     values, places = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.long)
-    NATIVE.largest(x.data_ptr(), rows, size, count, values.data_ptr(), places.data_ptr(), torch.get_num_threads())
+    beams, offset = (1, 0) if offsets is None else (offsets.shape[1], (offsets := offsets.contiguous()).data_ptr())
+    at = (values.data_ptr(), places.data_ptr())
+    NATIVE.largest(x.data_ptr(), offset, rows, beams, size // beams, count, *at, torch.get_num_threads())
     return values, places

@@ -479,11 +479,12 @@ FAST static void encode(const Layer *layers, const Style *style, float *x, float
 
 /* The newest, embedded token of each row to its state. x: rows width */
 FAST static void step(const Layer *layers, const Style *style, float *x, float *scratch, const float *hidden,
-                      const int32_t *origin, Count rows, Count sentences, Count source, Count slots, Count room,
+                      int32_t *origin, Count rows, Count sentences, Count source, Count slots, Count room,
                       Count length) {
     Count width = style->width, head = width / style->heads, cross_head = width / style->cross_heads;
     float *normed = scratch, *mixed = normed + rows * width, *threefold = mixed + rows * width;
     float *inner = threefold + 3 * rows * width, *rounded = inner + rows * layers->inner.columns;
+    for (Count row = 0; row < rows; row++) origin[row * room + length - 1] = (int32_t)row;
     for (const Layer *layer = layers; layer < layers + style->layers; layer++) {
         apply(&layer->query_key_value, before(layer, style, 0, x, normed, rows), threefold, rows, 0, 0, style->threads,
               rounded);
@@ -524,17 +525,23 @@ FAST static int embed(const int64_t *tokens, const void *table, const float *sca
     return 1;
 }
 
-/* The largest numbers and where they are, the largest first; of equal ones the first. */
-FAST static void largest(const float *x, Count size, Count count, float *values, int64_t *places) {
+/* The largest of beams * size numbers and where they are, the largest first; of equal ones the first. `offsets` are added
+   to the numbers of each beam, and may be NULL. */
+FAST static void largest(const float *x, const float *offsets, Count beams, Count size, Count count, float *values,
+                         int64_t *places) {
     Count found = 0;
-    for (Count start = 0; start < size; start += 64) {
-        Count end = start + 64 < size ? start + 64 : size;
-        if (found == count && !(largest_of(x + start, end - start) > values[count - 1])) continue;
-        for (Count i = start; i < end; i++) {
-            if (found == count && !(x[i] > values[count - 1])) continue;
-            Count at = found < count ? found++ : count - 1;
-            for (; at > 0 && x[i] > values[at - 1]; at--) values[at] = values[at - 1], places[at] = places[at - 1];
-            values[at] = x[i], places[at] = i;
+    for (Count beam = 0; beam < beams; beam++, x += size) {
+        float offset = offsets ? offsets[beam] : 0;
+        for (Count start = 0; start < size; start += 64) {
+            Count end = start + 64 < size ? start + 64 : size;
+            if (found == count && !(largest_of(x + start, end - start) + offset > values[count - 1])) continue;
+            for (Count i = start; i < end; i++) {
+                float value = x[i] + offset;
+                if (found == count && !(value > values[count - 1])) continue;
+                Count at = found < count ? found++ : count - 1;
+                for (; at > 0 && value > values[at - 1]; at--) values[at] = values[at - 1], places[at] = places[at - 1];
+                values[at] = value, places[at] = beam * size + i;
+            }
         }
     }
 }
@@ -589,7 +596,7 @@ static PyObject *py_step(PyObject *self, PyObject *const *of, Py_ssize_t count) 
     const Layer *layers = address(of[12]);
     float *x = address(of[13]), *scratch = address(of[14]);
     const float *hidden = address(of[15]);
-    const int32_t *origin = address(of[16]);
+    int32_t *origin = address(of[16]);
     Count rows = number(of[17]), sentences = number(of[18]), source = number(of[19]), slots = number(of[20]);
     Count room = number(of[21]), length = number(of[22]);
     if (PyErr_Occurred()) return NULL;
@@ -644,14 +651,15 @@ static PyObject *py_log_softmax(PyObject *self, PyObject *const *of, Py_ssize_t 
 }
 
 static PyObject *py_largest(PyObject *self, PyObject *const *of, Py_ssize_t given) {
-    if (!taken(given, 7)) return NULL;
-    const float *x = address(of[0]);
-    Count rows = number(of[1]), size = number(of[2]), count = number(of[3]);
-    float *values = address(of[4]);
-    int64_t *places = address(of[5]);
-    int threads = threads_for(rows * size, (int)number(of[6]));
+    if (!taken(given, 9)) return NULL;
+    const float *x = address(of[0]), *offsets = address(of[1]);
+    Count rows = number(of[2]), beams = number(of[3]), size = number(of[4]), count = number(of[5]);
+    float *values = address(of[6]);
+    int64_t *places = address(of[7]);
+    int threads = threads_for(rows * beams * size, (int)number(of[8]));
     if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS EACH_ROW largest(x + row * size, size, count, values + row * count, places + row * count);
+    Py_BEGIN_ALLOW_THREADS EACH_ROW largest(x + row * beams * size, offsets ? offsets + row * beams : NULL, beams, size,
+                                            count, values + row * count, places + row * count);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 

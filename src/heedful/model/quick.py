@@ -227,7 +227,6 @@ class Writing:
             raise ValueError(f"{self.length + 1} tokens, but this model learned {learned} positions; shorten it")
         x = layout.embed(tokens.contiguous(), self.places[self.length : self.length + 1])
         self._make_room(rows)
-        self.origin[:, self.length] = torch.arange(rows, dtype=torch.int32)
         self.length += 1
         scratch = torch.empty(rows * layout.row)
         kernels.step(
