@@ -88,8 +88,8 @@ def test_vectors_of_tokens(int8):
 
 @needed
 @few
-@given(rows=st.integers(1, 20), size=st.integers(1, 3000), scale=st.sampled_from([0.1, 10.0, 300.0]), hide=st.booleans(),
-       seed=st.integers(0, 99))  # fmt: skip
+@given(rows=st.integers(1, 20), size=st.integers(1, 3000), scale=st.sampled_from([0.1, 10.0, 300.0]),
+       hide=st.booleans(), seed=st.integers(0, 99))  # fmt: skip
 def test_log_softmax(rows, size, scale, hide, seed):
     torch.manual_seed(seed)
     x = torch.randn(rows, size) * scale

@@ -94,6 +94,23 @@ def test_the_next_text_sees_weights_and_biases_that_have_changed():
         torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=2e-5, rtol=1e-5)
 
 
+@torch.inference_mode()
+def test_many_rows_on_two_threads_and_sources_too_long_for_it(monkeypatch):
+    model = EncoderDecoderConfig(
+        vocab=50, width=64, encoder={"layers": 1, "attention": {"heads": 4}}, decoder={"layers": 2}
+    ).build()
+    initialise(model.eval().requires_grad_(False), "xavier")
+    source, tokens = torch.randint(0, 50, (70, 65)), torch.randint(0, 50, (70,))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    for long in (128, 64):
+        monkeypatch.setattr("heedful.model.quick.LONG", long)
+        slow, fast = (EncoderDecoderStepper(model, source, None, length=4, quick=one) for one in (None, quick(model)))
+        for _ in range(5):
+            torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=2e-5, rtol=1e-5)
+    torch.set_num_threads(threads)
+
+
 def test_without_kernels_the_modules_do_it(monkeypatch):
     monkeypatch.setattr("heedful.model.kernels.NATIVE", None)
     assert quick(build({})) is None

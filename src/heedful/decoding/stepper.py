@@ -48,20 +48,22 @@ class EncoderDecoderStepper:
         self.words: Tensor | None = None
         if allowed is not None:
             self.words = allowed.any(0).nonzero()[:, 0]
-            self.logits, self.allowed = model.narrowed(self.words), allowed[:, self.words]
+            self.logits, self.barred = model.narrowed(self.words), ~allowed[:, self.words]
+            self.all = torch.empty(0)  # rows vocab, with -inf for all other words
 
     def advance(self, tokens: Tensor) -> Tensor:
         logits = self.logits(self.steps.advance(tokens))
         if self.words is None:
             return log_softmax(logits)
-        allowed = self.allowed.repeat_interleave(len(logits) // len(self.allowed), dim=0)
-        narrow = log_softmax(logits.masked_fill(~allowed, -torch.inf))
-        return narrow.new_full((len(narrow), self.model.config.vocab), -torch.inf).index_copy_(1, self.words, narrow)
+        logits.unflatten(0, (len(self.barred), -1)).masked_fill_(self.barred[:, None], -torch.inf)
+        if len(self.all) != len(logits):
+            self.all = logits.new_full((len(logits), self.model.config.vocab), -torch.inf)
+        return self.all.index_copy_(1, self.words, log_softmax(logits))
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         self.steps.select(rows, sentences)
         if sentences is not None and self.words is not None:
-            self.allowed = self.allowed[sentences]
+            self.barred = self.barred[sentences]
 
 
 class ModuleSteps:

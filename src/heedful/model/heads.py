@@ -15,6 +15,7 @@ from heedful.config import Config, Probability, Size
 from heedful.model.dropout import Dropout
 from heedful.model.embedding import Embedding
 from heedful.model.feedforward import FUNCTIONS
+from heedful.model.kernels import Panels, suits
 from heedful.model.linear import linear_parameters
 from heedful.model.norm import NormConfig
 
@@ -60,6 +61,9 @@ class Vocabulary(nn.Module):
         """A head for these words only; it copies their rows once."""
         rows = (self.table or table).rows(words)
         bias = None if self.bias is None else self.bias[words]
+        if suits(rows):
+            panels = Panels(rows, bias)
+            return lambda states: panels(self._lowered(states))
         return lambda states: F.linear(self._lowered(states), rows, bias)
 
     def _lowered(self, states: Tensor) -> Tensor:

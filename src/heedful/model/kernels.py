@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 try:
-    from heedful.model import _native as NATIVE  # noqa: N812
+    from heedful.model import _native as NATIVE
 except ImportError:
     NATIVE = None  # type: ignore[assignment]
 
@@ -134,8 +134,8 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, rms: bool, eps: floa
 
 
 def encode(style: tuple[float, ...], layers: Tensor, x: Tensor, scratch: Tensor, hidden: Tensor) -> None:
-    """An encoder, in place. x: (sentences source) width; hidden: sentences source, added to what is seen, with -inf up to
-    a multiple of eight. `style` and `layers` are native.c's."""
+    """An encoder, in place. x: (sentences source) width; hidden: sentences source, added to what is seen, with -inf up
+    to a multiple of eight. `style` and `layers` are native.c's."""
     assert NATIVE is not None
     at = (layers.data_ptr(), x.data_ptr(), scratch.data_ptr(), hidden.data_ptr())
     NATIVE.encode(*style, torch.get_num_threads(), *at, len(hidden), len(x) // len(hidden))
@@ -169,8 +169,8 @@ def log_softmax(x: Tensor) -> Tensor:
 
 
 def largest(x: Tensor, count: int, offsets: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`topk` of each row: values and where they are. x: rows numbers. `offsets` (rows beams) are added to equal parts of
-    the rows."""
+    """`topk` of each row: values and where they are. x: rows numbers. `offsets` (rows beams) are added to equal parts
+    of the rows."""
     if not suits(x):
         if offsets is not None:
             x = (x.unflatten(1, (offsets.shape[1], -1)) + offsets[..., None]).flatten(1)

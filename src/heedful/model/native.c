@@ -20,11 +20,11 @@
 #endif
 #define INLINE static inline __attribute__((always_inline)) FAST
 
-#define PANEL 16 /* outputs side by side */
-#define TILE 6   /* rows at once: 6 x 16 sums are in registers */
-#define DEEP 256 /* inputs at once: with 16 outputs they stay in the nearest cache */
+#define PANEL 16        /* outputs side by side */
+#define TILE 6          /* rows at once: 6 x 16 sums are in registers */
+#define DEEP 512        /* inputs at once: those of 16 outputs stay in the nearest cache */
+#define HIGH 192        /* rows at once: 512 numbers of each stay in the next one */
 #define LARGE (1 << 18) /* operations from which on several threads are worth it */
-#define HIGH 192 /* rows at once: with 256 inputs they stay in the next one */
 
 typedef float Eight __attribute__((vector_size(32)));
 typedef float Loose __attribute__((vector_size(32), aligned(4), may_alias)); /* the same, anywhere in memory */
@@ -44,7 +44,7 @@ typedef struct {
     const float *steps;   /* and what one of them is worth, for each row */
     const void *weight;   /* as in `Map` */
     const float *scales;  /* of int8 weights, one for each output */
-    const float *bias;    /* filled with zeros likewise, or NULL */
+    const float *bias;    /* filled up with zeros like the weights, or NULL */
     float *y;             /* rows columns */
     Count rows, depth, columns;
     int add, relu;
@@ -79,7 +79,7 @@ INLINE void add_floats(int rows, Eight sums[TILE][2], const float *x, Count stri
     }
 }
 
-/* Sums of products of whole numbers are exact: 256 of them, 15 bits times 7, fit into 31. */
+/* Sums of whole numbers are exact: 512 products of 15 bits by 7 fit into 31. */
 INLINE void sum_int8(int rows, Whole exact[TILE][2], const int16_t *x, Count stride, const int8_t *w, Count depth) {
     for (int row = 0; row < rows; row++) exact[row][0] = exact[row][1] = (Whole){0};
     for (Count k = 0; k < depth; k += 2) { /* depth is even */

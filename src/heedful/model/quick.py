@@ -26,7 +26,7 @@ from heedful.model.stack import Stack, StackConfig
 
 LINEAR = (nn.Linear, FusedLinear, Int8Linear)  # and nothing that only derives from them
 FUNCTIONS = [F.relu, F.gelu, gelu_tanh, F.silu]  # in native.c's order
-LONG = 256  # source tokens from which on torch's products of whole sentences are faster than rows one by one
+LONG = 128  # source tokens from which on torch's products of whole sentences are faster than rows one by one
 
 
 def quick(model: EncoderDecoder) -> "Quick | None":
@@ -58,13 +58,17 @@ def _is_known(stack: Stack, config: StackConfig, width: int) -> bool:
 def _linears(layer: Layer) -> list[nn.Module]:
     """In the order of native.c; then what makes keys and values of the source."""
     attention, cross, feedforward = layer.attention, layer.cross, layer.feedforward
-    own = [attention.query_key_value, attention.output, feedforward.input, feedforward.output]
+    own: list[nn.Module] = [attention.query_key_value, attention.output, feedforward.input, feedforward.output]
     return own if cross is None else [*own, cross.query, cross.output, cross.key_value]
 
 
 def _norms(layer: Layer) -> list[nn.Module]:
     residuals = (layer.attention_residual, layer.cross_residual, layer.feedforward_residual)
     return [residual.norm for residual in residuals if residual is not None]
+
+
+def _weights(norm: nn.Module) -> tuple[Tensor, Tensor | None]:
+    return cast(Tensor, norm.weight), cast(Tensor | None, getattr(norm, "bias", None))
 
 
 class _Panels(Panels):
@@ -127,7 +131,7 @@ class _Layout:
         rows = []
         for layer in self.stack.each_layer():
             maps = [number for panels in self.panels[id(layer)][:6] for number in panels.map]
-            norms = [_at(tensor) for norm in _norms(layer) for tensor in (norm.weight, getattr(norm, "bias", None))]
+            norms = [number for norm in _norms(layer) for number in map(_at, _weights(norm))]
             rows.append([*maps, *[0] * (30 - len(maps)), *norms, *[0] * (9 - len(norms))])
         return torch.tensor(rows)
 
@@ -140,14 +144,19 @@ class _Layout:
     def embed(self, tokens: Tensor, places: Tensor) -> Tensor:
         """The vectors of tokens, which stand at these places again and again: rows width."""
         x = torch.empty(tokens.numel(), self.width)
-        kernels.embed(x, tokens, self.table.panels if isinstance(self.table, Int8Embedding) else self.table.weight,
-                      self.table.factor, places)
+        kernels.embed(
+            x,
+            tokens,
+            self.table.panels if isinstance(self.table, Int8Embedding) else self.table.weight,
+            self.table.factor,
+            places,
+        )
         return self.normed(x, self.stack.embedding_norm)
 
     def normed(self, x: Tensor, norm: nn.Module) -> Tensor:
         """In place."""
         if not isinstance(norm, nn.Identity):
-            kernels.norm(x, norm.weight, getattr(norm, "bias", None), rms=self.rms, eps=self.eps)
+            kernels.norm(x, *_weights(norm), rms=self.rms, eps=self.eps)
         return x
 
 
@@ -189,7 +198,7 @@ class Quick:
 
     def _encode(self, layout: _Layout, source: Tensor, hidden: Tensor) -> Tensor:
         """The encoder's states: (sentences source) width."""
-        sentences, read = source.shape
+        read = source.shape[1]
         places = layout.places(read)
         if len(places) < read:
             raise ValueError(f"{read} tokens, but this model learned {len(places)} positions; shorten the input")
@@ -229,9 +238,7 @@ class Writing:
         self._make_room(rows)
         self.length += 1
         scratch = torch.empty(rows * layout.row)
-        kernels.step(
-            layout.style, self.layers, x, scratch, self.hidden, self.origin, self.store.shape[2], self.length
-        )
+        kernels.step(layout.style, self.layers, x, scratch, self.hidden, self.origin, self.store.shape[2], self.length)
         return layout.normed(x, layout.stack.norm)
 
     def logits(self, states: Tensor) -> Tensor:
