@@ -1,4 +1,4 @@
-# `make demo` and `make test` work on a machine with nothing but Python 3.11 and make.
+# `make demo` and `make test` work on a machine with nothing but Python 3.11 and make; with a C compiler, faster.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -23,7 +23,7 @@ fix: .venv/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml constraints.txt src/heedful/model/native.c
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch>=2.13,<2.14"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"

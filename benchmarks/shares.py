@@ -4,16 +4,19 @@
 
 A step of training (tiny, and a language model in nanoGPT's setting; two threads) and sentences decoded (one thread, as
 in a stream): what would have to become faster next. The profiler itself costs time, most of all where steps are short.
+`product` is that of the vocabulary and of the source's keys and values; those of the layers are in `encode` and `step`.
 """
 
 import argparse
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 from work import OUT, SIZES, VOCAB, batches, padded, sentences
 
-SHOWN = 8
+SHOWN, TIMES = 8, 3
 
 
 def main() -> None:
@@ -21,7 +24,7 @@ def main() -> None:
     show("training, tiny", training())
     show("training, a language model", language_model())
     for size, beam, batch in (("tiny", 1, 1), ("tiny", 1, 32), ("base", 5, 64)):
-        show(f"decoding, {size}, beam {beam} batch {batch}", decoding(size, beam, batch))
+        show_kernels(f"decoding, {size}, beam {beam} batch {batch}", decoding(size, beam, batch))
 
 
 def show(title: str, work: Callable[[], object]) -> None:
@@ -34,6 +37,38 @@ def show(title: str, work: Callable[[], object]) -> None:
     for row in rows[:SHOWN]:
         share, each = row.self_cpu_time_total / total, row.self_cpu_time_total / row.count
         print(f"| {row.key} | {share:.1%} | {row.count:,} | {each:,.1f} |", flush=True)
+
+
+def show_kernels(title: str, work: Callable[[], object]) -> None:
+    """By our own kernels, which torch's profiler does not see; the rest is Python and torch."""
+    from heedful.model import kernels
+
+    seconds: dict[str, float] = {}
+
+    def timed(name: str, function: Callable[..., None]) -> Callable[..., None]:
+        def call(*numbers: float) -> None:
+            began = time.perf_counter()
+            function(*numbers)
+            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began
+
+        return call
+
+    native = kernels.NATIVE
+    if native is None:
+        show(title, work)
+        return
+    work()
+    names = ("encode", "lay", "embed", "step", "product", "norm", "log_softmax", "largest")
+    kernels.NATIVE = SimpleNamespace(**{name: timed(name, getattr(native, name)) for name in names})
+    began = time.perf_counter()
+    for _ in range(TIMES):
+        work()
+    total = time.perf_counter() - began
+    kernels.NATIVE = native
+    seconds["the rest"] = total - sum(seconds.values())
+    print(f"\n{title}: {1000 * total / TIMES:,.0f} ms\n\n| kernel | share |\n|---|---:|")
+    for name, spent in sorted(seconds.items(), key=lambda item: -item[1]):
+        print(f"| {name} | {spent / total:.1%} |", flush=True)
 
 
 def training() -> Callable[[], object]:

@@ -1,9 +1,11 @@
 """int8 weights: close to the original, a quarter of the size, and the same interface."""
 
+import pytest
 import torch
 
 from heedful.families.vaswani import vaswani
 from heedful.model.int8 import Int8Embedding, Int8Linear, quantize_int8
+from heedful.model.kernels import NATIVE
 from heedful.model.models import create
 from heedful.model.surgery import replace_modules
 
@@ -45,6 +47,7 @@ def test_surgery_replaces_what_it_is_told_and_counts():
     assert count == 2 and isinstance(model.encoder.layers[0].feedforward, torch.nn.Identity)
 
 
+@pytest.mark.skipif(NATIVE is None, reason="no kernels were compiled")
 def test_a_vector_does_not_depend_on_its_neighbours():
     torch.manual_seed(0)
     linear, x = Int8Linear(torch.nn.Linear(30, 20)), torch.randn(4, 30) * torch.tensor([[0.0], [0.1], [1.0], [100.0]])

@@ -118,6 +118,7 @@ class _Layout:
             *(cast(Softmax, attention.mix).scale, cast(Softmax, cross.mix).scale),
         )
         inner, outer = self.panels[id(first)][2:4]
+        self.known_places = torch.empty(0, width)
         self.row = 5 * width + inner.columns + max(width, outer.depth) // 2 + 2  # scratch that a row takes
 
     def refresh(self) -> None:
@@ -139,7 +140,10 @@ class _Layout:
         """What says where a token stands: for so many tokens, or as many as the model has learned."""
         position = self.stack.position
         count = count if position.limit is None else min(count, position.limit)
-        return position.embed(torch.zeros(1, count, self.width), torch.arange(count)[None])[0].contiguous()
+        if count > len(self.known_places) or next(position.parameters(), None) is not None:  # those may change
+            zeros, numbers = torch.zeros(1, count, self.width), torch.arange(count)
+            self.known_places = position.embed(zeros, numbers[None])[0].contiguous()
+        return self.known_places[:count]
 
     def embed(self, tokens: Tensor, places: Tensor) -> Tensor:
         """The vectors of tokens, which stand at these places again and again: rows width."""
@@ -215,16 +219,15 @@ class Writing:
         self.quick, self.layout, self.hidden = quick, quick.decoder, hidden
         self.length, self.room = 0, max(1, length)
         self.layers = self.layout.layers()
+        each = [self.layout.panels[id(layer)] for layer in self.layout.stack.each_layer()]
+        self.held = [panels.values for some in each for panels in some]  # should they be laid out anew meanwhile
         sentences, head = len(hidden), self.layout.cross_head
-        read = [panels[-1](states) for panels in self._each_panels()]
+        read = [panels[-1](states) for panels in each]
         self.sources = [kernels.lay(one, sentences, self.layout.width // head, head) for one in read]  # of each layer
         self.store = torch.empty(0)  # keys and values: layers room slots 2 width
         self.origin = torch.empty(sentences, self.room, dtype=torch.int32)  # rows room: the slot of what a row wrote
         self.places = self.layout.places(self.room)
         self.scores = torch.empty(0, 0)  # rows vocab
-
-    def _each_panels(self) -> list[list[Panels]]:
-        return [self.layout.panels[id(layer)] for layer in self.layout.stack.each_layer()]
 
     def advance(self, tokens: Tensor) -> Tensor:
         """The next token of each row -> final states: rows width."""
