@@ -1,7 +1,13 @@
 """Our kernels do what torch does, whatever the sizes."""
 
-import platform
+import os
+import pickle
 import shutil
+import subprocess
+import sys
+import sysconfig
+from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.model import kernels
-from heedful.model.kernels import NATIVE, Panels
+from heedful.model.kernels import MISSING, NATIVE, Panels
 
 sizes = st.integers(1, 600)
+SWITCH = "HEEDFUL_KERNELS"
 needed = pytest.mark.skipif(NATIVE is None, reason="no kernels were compiled")
 few = settings(max_examples=60, deadline=None)
 
@@ -28,8 +35,10 @@ def test_a_product(rows, depth, columns, bias, add, relu, threads, seed):
     wanted = F.linear(x.double(), weight.double(), None if offset is None else offset.double()) + (y if add else 0)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    Panels(weight, offset).into(y, x, add=add, relu=relu)
-    torch.set_num_threads(before)
+    try:
+        Panels(weight, offset).into(y, x, add=add, relu=relu)
+    finally:
+        torch.set_num_threads(before)
     torch.testing.assert_close(y.double(), wanted.relu() if relu else wanted, atol=1e-4, rtol=1e-4)
 
 
@@ -78,12 +87,12 @@ def test_a_norm(rows, width, seed, bias, rms):
 @pytest.mark.parametrize("int8", [False, True])
 def test_vectors_of_tokens(int8):
     table, places, tokens = torch.randn(37, 13), torch.randn(3, 13), torch.tensor([0, 36, 5, 5, 16, 15])
-    held, x = Panels(table, int8=True) if int8 else table, torch.empty(6, 13)
-    kernels.embed(x, tokens, held, 2.0, places)
+    held = Panels(table, int8=True) if int8 else table
+    x = kernels.embed(tokens, held, 2.0, places)
     rows = held.rows(tokens) if int8 else table[tokens]
     torch.testing.assert_close(x, rows * 2 + places.repeat(2, 1))
     with pytest.raises(IndexError, match="a token is not one of the 37 of the table"):
-        kernels.embed(x, tokens + 1, held, 2.0, places)
+        kernels.embed(tokens + 1, held, 2.0, places)
 
 
 @needed
@@ -127,8 +136,35 @@ def test_the_largest_of_beams(seed, rows, beams, width):
 
 def test_they_are_compiled_where_there_is_a_compiler():
     """Without one they are left out in silence, and so would they be if they did not compile."""
-    if shutil.which("gcc") and platform.machine() == "x86_64":
-        assert NATIVE is not None
+    header, processor = Path(sysconfig.get_path("include"), "Python.h"), Path("/proc/cpuinfo")
+    compiler = shutil.which("gcc") and "gcc" in (sysconfig.get_config_var("CC") or "") and header.exists()
+    if compiler and processor.exists() and "avx2" in processor.read_text() and os.environ.get(SWITCH) != "off":
+        assert NATIVE is not None, MISSING
+
+
+def test_they_can_be_turned_off():
+    code = "from heedful.model.kernels import MISSING, NATIVE; print(NATIVE, MISSING)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, SWITCH: "off"}, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "None HEEDFUL_KERNELS is off\n"
+
+
+@needed
+def test_what_does_not_fit_is_refused():
+    panels = Panels(torch.randn(5, 8))
+    for x, y in (((2, 16), (2, 5)), ((2, 8), (1, 5)), ((2, 8), (2, 6))):
+        with pytest.raises(ValueError, match="with weights of 5 x 8"):
+            panels.into(torch.empty(y), torch.empty(x))
+    with pytest.raises(ValueError, match=r"\[3, 16\] to \[3, 5\] with weights of 5 x 8"):
+        panels(torch.randn(3, 16))
+
+
+@needed
+def test_copies_have_weights_of_their_own():
+    panels, x = Panels(torch.randn(5, 8), int8=True), torch.randn(3, 8)
+    wanted, copied = panels(x), pickle.loads(pickle.dumps(deepcopy(panels)))
+    assert not set(copied.map[:2]) & set(panels.map[:2]) and torch.equal(copied(x), wanted)
 
 
 @needed

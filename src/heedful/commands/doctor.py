@@ -32,7 +32,7 @@ def examine() -> dict[str, Any]:
 
     from heedful import __version__
     from heedful.data.prepare import default_cache
-    from heedful.model.kernels import NATIVE
+    from heedful.model.kernels import MISSING, NATIVE
     from heedful.training.plan import free_memory
     from heedful.training.precision import choose
 
@@ -44,7 +44,7 @@ def examine() -> dict[str, Any]:
         "torch": torch.__version__,
         "processor": _processor(),
         "cores": f"{os.cpu_count()}, of which torch uses {torch.get_num_threads()}",
-        "kernels": "our own, compiled" if NATIVE is not None else "torch's alone; ours were not compiled, or need AVX2",
+        "kernels": f"torch's only ({MISSING})" if NATIVE is None else "our own, compiled",
         "memory free": f"{free / 2**30:.1f} GiB" if free else "unknown",
         "GPU": ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) or "none",
         "trains on": f"{device}, in {choose(torch.device(device))}",

@@ -17,7 +17,8 @@ class Stepper(Protocol):
     """Rows are hypotheses. They start equally many to a sentence and stay side by side."""
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """The next token of each row -> log-probabilities of the one after it: rows vocab."""
+        """The next token of each row -> log-probabilities of the one after it: rows vocab. They are the caller's until
+        the next call."""
         ...
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
@@ -49,7 +50,7 @@ class EncoderDecoderStepper:
         if allowed is not None:
             self.words = allowed.any(0).nonzero()[:, 0]
             self.logits, self.barred = model.narrowed(self.words), ~allowed[:, self.words]
-            self.all = torch.empty(0)  # rows vocab, with -inf for all other words
+            self.all = torch.empty(0)  # rows vocab
 
     def advance(self, tokens: Tensor) -> Tensor:
         logits = self.logits(self.steps.advance(tokens))
@@ -57,8 +58,8 @@ class EncoderDecoderStepper:
             return log_softmax(logits)
         logits.unflatten(0, (len(self.barred), -1)).masked_fill_(self.barred[:, None], -torch.inf)
         if len(self.all) != len(logits):
-            self.all = logits.new_full((len(logits), self.model.config.vocab), -torch.inf)
-        return self.all.index_copy_(1, self.words, log_softmax(logits))
+            self.all = logits.new_empty(len(logits), self.model.config.vocab)
+        return self.all.fill_(-torch.inf).index_copy_(1, self.words, log_softmax(logits))
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         self.steps.select(rows, sentences)

@@ -1,8 +1,10 @@
-"""Our own kernels for the CPU (native.c), on tensors. They are compiled when heedful is installed.
+"""Our own kernels for the CPU (native/), on tensors. They are compiled when heedful is installed.
 
-Where that was not possible, or the processor lacks what they need, `NATIVE` is None and torch does everything.
+Where that was not possible, or the processor lacks what they need, `NATIVE` is None and torch does everything;
+HEEDFUL_KERNELS=off in the environment asks for that. C does not check what it is given: the functions here do.
 """
 
+import os
 from copy import copy
 from dataclasses import dataclass
 
@@ -10,19 +12,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+VERSION = 1  # native/native.c's: raised there and here when what they hand each other changes
+PANEL = 16  # outputs side by side, as in native/product.h
+MISSING = ""  # why there are none
 try:
+    if os.environ.get("HEEDFUL_KERNELS") == "off":
+        raise ImportError("HEEDFUL_KERNELS is off")
     from heedful.model import _native as NATIVE
-except ImportError:
-    NATIVE = None  # type: ignore[assignment]
 
-PANEL = 16  # outputs side by side, as in native.c
+    if NATIVE.VERSION != VERSION:
+        raise ImportError("compiled from another version; install heedful again")
+except ImportError as error:
+    NATIVE, MISSING = None, str(error)  # type: ignore[assignment]
 
 
 def suits(*tensors: Tensor) -> bool:
     """Whether the kernels can work on these."""
     return NATIVE is not None and all(
-        tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors
+        tensor.device.type == "cpu"
+        and tensor.dtype == torch.float32
+        and tensor.is_contiguous()
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+        for tensor in tensors
     )
+
+
+def floats(*shape: int) -> Tensor:
+    """Room for numbers, as the kernels know them whatever torch's defaults are."""
+    return torch.empty(*shape, dtype=torch.float32, device="cpu")
 
 
 class Panels:
@@ -39,55 +56,61 @@ class Panels:
         if int8:
             scales = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
             rows = F.pad((weight / scales[:, None]).round().to(torch.int8), (0, self.depth % 2, 0, missing))
-            self.values = rows.view(-1, PANEL, rows.shape[1] // 2, 2).transpose(1, 2).contiguous()
+            self.values = rows.reshape(-1, PANEL, rows.shape[1] // 2, 2).transpose(1, 2).contiguous()
             self.scales = F.pad(scales, (0, missing))
         else:
-            self.values = F.pad(weight, (0, 0, 0, missing)).view(-1, PANEL, self.depth).transpose(1, 2).contiguous()
-        self._add(bias)
-
-    def _add(self, bias: Tensor | None) -> None:
-        if bias is not None and bool(bias.any()):  # one of zeros is none
-            bias = F.pad(bias.detach().float(), (0, -self.columns % PANEL)).contiguous()
-        else:
-            bias = None
-        self.bias = bias
-        addresses = [0 if one is None else one.data_ptr() for one in (self.values, self.scales, self.bias)]
-        self.map = (*addresses, self.depth, self.columns)  # as native.c knows it
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: anything depth -> anything columns"""
-        if not suits(x):
-            x = x.float().contiguous()
-        if NATIVE is None:
-            bias = None if self.bias is None else self.bias[: self.columns]
-            return F.linear(x, self.rows(torch.arange(self.columns)), bias)
-        y = torch.empty(*x.shape[:-1], self.columns)
-        self.into(y, x)
-        return y
-
-    def into(self, y: Tensor, x: Tensor, *, add: bool = False, relu: bool = False) -> None:
-        """W x + b, or y + W x + b, written to y. Both must suit."""
-        assert NATIVE is not None
-        rows = x.numel() // self.depth
-        rounded = torch.empty(rows * self.rounded) if self.scales is not None else None
-        at = 0 if rounded is None else rounded.data_ptr()
-        NATIVE.product(*self.map, x.data_ptr(), y.data_ptr(), rows, add, relu, torch.get_num_threads(), at)
-
-    @property
-    def rounded(self) -> int:
-        """How many numbers of scratch a row takes."""
-        return 2 + self.depth // 2
+            rows = F.pad(weight, (0, 0, 0, missing))
+            self.values = rows.reshape(-1, PANEL, self.depth).transpose(1, 2).contiguous()
+        self.bias = self._padded(bias)
+        self._rows: Tensor | None = None  # without kernels: W as torch wants it
 
     def with_bias(self, bias: Tensor) -> "Panels":
         """The same weights with a bias."""
         other = copy(self)
-        other._add(bias)
+        other.bias = self._padded(bias)
         return other
+
+    def _padded(self, bias: Tensor | None) -> Tensor | None:
+        if bias is None or not bool(bias.any()):  # one of zeros is none
+            return None
+        return F.pad(bias.detach().float(), (0, -self.columns % PANEL)).contiguous()
+
+    @property
+    def map(self) -> tuple[int, int, int, int, int]:
+        """`Map` of native/product.h; as long as these panels are there."""
+        values, scales, bias = (0 if one is None else one.data_ptr() for one in (self.values, self.scales, self.bias))
+        return values, scales, bias, self.depth, self.columns
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: anything depth -> anything columns"""
+        if NATIVE is None or x.device.type != "cpu":
+            return self._by_torch(x)
+        if not suits(x):
+            x = x.detach().float().contiguous()
+        y = floats(*x.shape[:-1], self.columns)
+        self.into(y, x)
+        return y
+
+    def into(self, y: Tensor, x: Tensor, *, add: bool = False, relu: bool = False) -> None:
+        """W x + b, or y + W x + b, written to y."""
+        assert NATIVE is not None
+        if x.shape[-1] != self.depth or y.shape != (*x.shape[:-1], self.columns) or not suits(x, y):
+            raise ValueError(f"{list(x.shape)} to {list(y.shape)} with weights of {self.columns} x {self.depth}")
+        rows = x.numel() // self.depth
+        rounded = None if self.scales is None else floats(rows * (2 + self.depth // 2))
+        at = 0 if rounded is None else rounded.data_ptr()
+        NATIVE.product(*self.map, x.data_ptr(), y.data_ptr(), rows, add, relu, torch.get_num_threads(), at)
 
     def rows(self, numbers: Tensor) -> Tensor:
         """Rows of W."""
         found = self.values[numbers // PANEL, :, numbers % PANEL].flatten(numbers.dim())[..., : self.depth]
         return found if self.scales is None else found * self.scales[numbers, None]
+
+    def _by_torch(self, x: Tensor) -> Tensor:
+        if self._rows is None or self._rows.device != x.device:
+            self._rows = self.rows(torch.arange(self.columns)).to(x.device)
+        bias = None if self.bias is None else self.bias[: self.columns].to(x.device)
+        return F.linear(x.float(), self._rows, bias)
 
 
 @dataclass(frozen=True)
@@ -103,27 +126,27 @@ class Source:
 
 def lay(keys_values: Tensor, sentences: int, heads: int, head: int) -> Source:
     """keys_values: (sentences source) 2*heads*head"""
-    assert NATIVE is not None
-    rows, width = keys_values.shape
-    source = rows // sentences
+    assert NATIVE is not None and keys_values.shape[1] == 2 * heads * head and suits(keys_values)
+    source = len(keys_values) // sentences
     room = source + -source % 8
-    made = Source(torch.empty(sentences, heads, head, room), torch.empty(sentences, heads, room, head))
+    made = Source(floats(sentences, heads, head, room), floats(sentences, heads, room, head))
     at = (keys_values.data_ptr(), made.keys.data_ptr(), made.values.data_ptr())
-    NATIVE.lay(*at, width, sentences, source, heads, head, room)
+    NATIVE.lay(*at, 2 * heads * head, sentences, source, heads, head, room)
     return made
 
 
-def embed(x: Tensor, tokens: Tensor, table: Tensor | Panels, factor: float, places: Tensor) -> None:
-    """The vectors of tokens times the factor, and what says where they stand, written to x (rows width). `places` are
-    taken again and again."""
+def embed(tokens: Tensor, table: Tensor | Panels, factor: float, places: Tensor) -> Tensor:
+    """The vectors of tokens times the factor, and what says where they stand, again and again: rows width."""
     assert NATIVE is not None
+    tokens = tokens.long().contiguous()
     if isinstance(table, Panels):
-        address, scales, _, _, size = table.map
+        address, scales, _, width, size = table.map
     else:
-        address, scales, size = table.data_ptr(), 0, len(table)
-    NATIVE.embed(
-        tokens.data_ptr(), address, scales, factor, places.data_ptr(), len(places), x.data_ptr(), *x.shape, size
-    )
+        address, scales, (size, width) = table.data_ptr(), 0, table.shape
+    x = floats(tokens.numel(), width)
+    at = (tokens.data_ptr(), address, scales)
+    NATIVE.embed(*at, factor, places.data_ptr(), len(places), x.data_ptr(), len(x), width, size)
+    return x
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, rms: bool, eps: float) -> None:
@@ -133,12 +156,12 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, rms: bool, eps: floa
     NATIVE.norm(weight.data_ptr(), at, rms, eps, x.data_ptr(), *x.shape, torch.get_num_threads())
 
 
-def encode(style: tuple[float, ...], layers: Tensor, x: Tensor, scratch: Tensor, hidden: Tensor) -> None:
-    """An encoder, in place. x: (sentences source) width; hidden: sentences source, added to what is seen, with -inf up
-    to a multiple of eight. `style` and `layers` are native.c's."""
+def encode(style: tuple[float, ...], layers: Tensor, x: Tensor, scratch: Tensor, hiding: Tensor) -> None:
+    """An encoder, in place. x: (sentences source) width; hiding: sentences source, added to what is seen, with -inf up
+    to a multiple of eight. `style` and `layers` are those of native/layers.h."""
     assert NATIVE is not None
-    at = (layers.data_ptr(), x.data_ptr(), scratch.data_ptr(), hidden.data_ptr())
-    NATIVE.encode(*style, torch.get_num_threads(), *at, len(hidden), len(x) // len(hidden))
+    at = (layers.data_ptr(), x.data_ptr(), scratch.data_ptr(), hiding.data_ptr())
+    NATIVE.encode(*style, torch.get_num_threads(), *at, len(hiding), len(x) // len(hiding))
 
 
 def step(
@@ -146,7 +169,7 @@ def step(
     layers: Tensor,
     x: Tensor,
     scratch: Tensor,
-    hidden: Tensor,
+    hiding: Tensor,
     origin: Tensor,
     slots: int,
     length: int,
@@ -154,8 +177,8 @@ def step(
     """A step of a decoder, in place. x: rows width; origin: rows room, the slot in which a row's token of each time
     stands; `length` counts the newest."""
     assert NATIVE is not None
-    at = (layers.data_ptr(), x.data_ptr(), scratch.data_ptr(), hidden.data_ptr(), origin.data_ptr())
-    sizes = (len(x), *hidden.shape, slots, origin.shape[1], length)
+    at = (layers.data_ptr(), x.data_ptr(), scratch.data_ptr(), hiding.data_ptr(), origin.data_ptr())
+    sizes = (len(x), *hiding.shape, slots, origin.shape[1], length)
     NATIVE.step(*style, torch.get_num_threads(), *at, *sizes)
 
 
@@ -171,15 +194,18 @@ def log_softmax(x: Tensor) -> Tensor:
 def largest(x: Tensor, count: int, offsets: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`topk` of each row: values and where they are. x: rows numbers. `offsets` (rows beams) are added to equal parts
     of the rows."""
-    if not suits(x):
+    rows, size = x.shape
+    if not suits(x) or count > size:
         if offsets is not None:
             x = (x.unflatten(1, (offsets.shape[1], -1)) + offsets[..., None]).flatten(1)
         found = x.max(1, keepdim=True) if count == 1 else x.topk(count)
         return found.values, found.indices
     assert NATIVE is not None
-    rows, size = x.shape
-    values, places = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.long)
-    beams, offset = (1, 0) if offsets is None else (offsets.shape[1], (offsets := offsets.contiguous()).data_ptr())
-    at = (values.data_ptr(), places.data_ptr())
-    NATIVE.largest(x.data_ptr(), offset, rows, beams, size // beams, count, *at, torch.get_num_threads())
-    return values, places
+    values, indices = floats(rows, count), torch.empty(rows, count, dtype=torch.long, device="cpu")
+    beams, at = 1, 0
+    if offsets is not None:
+        offsets = offsets.float().contiguous()
+        beams, at = offsets.shape[1], offsets.data_ptr()
+    to = (values.data_ptr(), indices.data_ptr())
+    NATIVE.largest(x.data_ptr(), at, rows, beams, size // beams, count, *to, torch.get_num_threads())
+    return values, indices

@@ -1,0 +1,100 @@
+/* Layers: an encoder, and a step of a decoder. */
+#pragma once
+
+#include "attention.h"
+
+/* What a layer holds. quick.py writes it as a row of 64-bit numbers, in this order. */
+typedef struct {
+    Map query_key_value, output, inner, outer, cross_query, cross_output;
+    Norm norms[3];
+    float *store, *keys, *values; /* of the texts at hand */
+} Layer;
+
+/* How all layers of a stack work. */
+typedef struct {
+    Count layers, width, heads, cross_heads;
+    int pre, rms, kind, gated, threads;
+    float eps, scale, cross_scale;
+} Style;
+
+FAST static void norm_rows(const Norm *of, const Style *style, const float *x, float *y, Count rows) {
+    int threads = threads_for(rows * style->width, style->threads);
+    EACH_ROW(norm(of, style->rms, style->eps, x + row * style->width, y + row * style->width, style->width));
+}
+
+/* Before a part of a layer, or after it: where the part reads from. */
+FAST static const float *before(const Layer *layer, const Style *style, int part, float *x, float *normed, Count rows) {
+    if (style->pre) {
+        norm_rows(&layer->norms[part], style, x, normed, rows);
+        return normed;
+    }
+    return x;
+}
+
+FAST static void after(const Layer *layer, const Style *style, int part, float *x, Count rows) {
+    if (!style->pre) norm_rows(&layer->norms[part], style, x, x, rows);
+}
+
+FAST static void feed_forward(const Layer *layer, const Style *style, int part, float *x, float *normed, float *inner,
+                              Count rows, float *rounded) {
+    int relu = style->kind == RELU && !style->gated;
+    apply(&layer->inner, before(layer, style, part, x, normed, rows), inner, rows, 0, relu, style->threads,
+          rounded);
+    if (!relu) activate(style->kind, style->gated, inner, rows, layer->outer.depth);
+    apply(&layer->outer, inner, x, rows, 1, 0, style->threads, rounded);
+    after(layer, style, part, x, rows);
+}
+
+/* Embedded sentences, all equally long, to their states. x: (sentences source) width; hiding: sentences room */
+FAST static void encode(const Layer *layers, const Style *style, float *x, float *scratch, const float *hiding,
+                        Count sentences, Count source) {
+    Count width = style->width, rows = sentences * source, room = filled(source), head = width / style->heads;
+    float *normed = scratch, *mixed = normed + rows * width, *threefold = mixed + rows * width;
+    float *keys = threefold + 3 * rows * width, *values = keys + sentences * room * width;
+    float *inner = values + sentences * room * width, *rounded = inner + rows * layers->inner.columns;
+    for (const Layer *layer = layers; layer < layers + style->layers; layer++) {
+        apply(&layer->query_key_value, before(layer, style, 0, x, normed, rows), threefold, rows, 0, 0, style->threads,
+              rounded);
+        for (Count one = 0; one < sentences; one++)
+            lay(threefold + one * source * 3 * width + width, 3 * width, source, keys + one * room * width,
+                values + one * room * width, style->heads, head, room);
+        Other all = {.query = threefold, .keys = keys, .values = values, .hiding = hiding, .y = mixed,
+                     .stride = 3 * width, .beams = source, .heads = style->heads, .head = head, .source = room,
+                     .scale = style->scale};
+        int threads = threads_for(rows * room * width, style->threads);
+        EACH_ROW(look(&all, row));
+        apply(&layer->output, mixed, x, rows, 1, 0, style->threads, rounded);
+        after(layer, style, 0, x, rows);
+        feed_forward(layer, style, 1, x, normed, inner, rows, rounded);
+    }
+}
+
+/* The newest, embedded token of each row to its state. x: rows width */
+FAST static void step(const Layer *layers, const Style *style, float *x, float *scratch, const float *hiding,
+                      int32_t *origin, Count rows, Count sentences, Count source, Count slots, Count room,
+                      Count length) {
+    Count width = style->width, head = width / style->heads, cross_head = width / style->cross_heads;
+    float *normed = scratch, *mixed = normed + rows * width, *threefold = mixed + rows * width;
+    float *inner = threefold + 3 * rows * width, *rounded = inner + rows * layers->inner.columns;
+    for (Count row = 0; row < rows; row++) origin[row * room + length - 1] = (int32_t)row;
+    for (const Layer *layer = layers; layer < layers + style->layers; layer++) {
+        apply(&layer->query_key_value, before(layer, style, 0, x, normed, rows), threefold, rows, 0, 0, style->threads,
+              rounded);
+        Own own = {.qkv = threefold, .store = layer->store, .origin = origin, .y = mixed, .heads = style->heads,
+                   .head = head, .slots = slots, .room = room, .length = length, .scale = style->scale};
+        int threads = threads_for(rows * width * length, style->threads);
+        EACH_ROW(look_back(&own, row));
+        apply(&layer->output, mixed, x, rows, 1, 0, style->threads, rounded);
+        after(layer, style, 0, x, rows);
+        apply(&layer->cross_query, before(layer, style, 1, x, normed, rows), threefold, rows, 0, 0, style->threads,
+              rounded);
+        Other other = {.query = threefold, .keys = layer->keys, .values = layer->values, .hiding = hiding, .y = mixed,
+                       .stride = width, .beams = rows / sentences, .heads = style->cross_heads, .head = cross_head,
+                       .source = source, .scale = style->cross_scale};
+        threads = threads_for(rows * width * source, style->threads);
+        EACH_ROW(look(&other, row));
+        apply(&layer->cross_output, mixed, x, rows, 1, 0, style->threads, rounded);
+        after(layer, style, 1, x, rows);
+        feed_forward(layer, style, 2, x, normed, inner, rows, rounded);
+    }
+}

@@ -1,0 +1,153 @@
+/* An encoder, and a step of a decoder, on a CPU: what quick.py lays out, and kernels.py, the only caller, hands over as
+   addresses and sizes.
+
+   A step of a small model is over in less time than torch takes to start its parts one by one, and products of few rows
+   are where matrix libraries are at their weakest.
+
+   vectors.h     eight numbers at a time          attention.h   who looks at what
+   product.h     weights times rows               layers.h      all of it, layer by layer
+   rows.h        what is done to each row */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "layers.h"
+
+static Count number(PyObject *given) { return PyLong_AsLongLong(given); }
+static void *address(PyObject *given) { return (void *)(intptr_t)PyLong_AsLongLong(given); }
+static float real(PyObject *given) { return (float)PyFloat_AsDouble(given); }
+
+/* Whether a function was given what it takes; if not, with an error. */
+static int taken(Py_ssize_t given, Py_ssize_t wanted) {
+    if (given != wanted) PyErr_Format(PyExc_TypeError, "%zd arguments, but there are %zd", given, wanted);
+    return given == wanted;
+}
+
+static Style style_of(PyObject *const *of) {
+    return (Style){.layers = number(of[0]), .width = number(of[1]), .heads = number(of[2]), .cross_heads = number(of[3]),
+                   .pre = (int)number(of[4]), .rms = (int)number(of[5]), .kind = (int)number(of[6]),
+                   .gated = (int)number(of[7]), .eps = real(of[8]), .scale = real(of[9]), .cross_scale = real(of[10]),
+                   .threads = (int)number(of[11])};
+}
+
+static PyObject *py_product(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 12)) return NULL;
+    Map map = {.weight = address(of[0]), .scales = address(of[1]), .bias = address(of[2]), .depth = number(of[3]),
+               .columns = number(of[4])};
+    const float *x = address(of[5]);
+    float *y = address(of[6]), *rounded = address(of[11]);
+    Count rows = number(of[7]);
+    int add = (int)number(of[8]), relu = (int)number(of[9]), threads = (int)number(of[10]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS apply(&map, x, y, rows, add, relu, threads, rounded);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+static PyObject *py_encode(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 18)) return NULL;
+    Style style = style_of(of);
+    const Layer *layers = address(of[12]);
+    float *x = address(of[13]), *scratch = address(of[14]);
+    const float *hiding = address(of[15]);
+    Count sentences = number(of[16]), source = number(of[17]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS encode(layers, &style, x, scratch, hiding, sentences, source);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+static PyObject *py_step(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 23)) return NULL;
+    Style style = style_of(of);
+    const Layer *layers = address(of[12]);
+    float *x = address(of[13]), *scratch = address(of[14]);
+    const float *hiding = address(of[15]);
+    int32_t *origin = address(of[16]);
+    Count rows = number(of[17]), sentences = number(of[18]), source = number(of[19]), slots = number(of[20]);
+    Count room = number(of[21]), length = number(of[22]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS step(layers, &style, x, scratch, hiding, origin, rows, sentences, source, slots, room, length);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+static PyObject *py_lay(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 9)) return NULL;
+    const float *from = address(of[0]);
+    float *keys = address(of[1]), *values = address(of[2]);
+    Count stride = number(of[3]), sentences = number(of[4]), source = number(of[5]), heads = number(of[6]);
+    Count head = number(of[7]), room = number(of[8]), size = heads * head * room;
+    if (PyErr_Occurred()) return NULL;
+    for (Count one = 0; one < sentences; one++)
+        lay(from + one * source * stride, stride, source, keys + one * size, values + one * size, heads, head, room);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_embed(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 10)) return NULL;
+    const int64_t *tokens = address(of[0]);
+    const void *table = address(of[1]);
+    const float *scales = address(of[2]), *places = address(of[4]);
+    float factor = real(of[3]), *x = address(of[6]);
+    Count period = number(of[5]), rows = number(of[7]), width = number(of[8]), size = number(of[9]);
+    if (PyErr_Occurred()) return NULL;
+    if (!embed(tokens, table, scales, factor, places, period, x, rows, width, size))
+        return PyErr_Format(PyExc_IndexError, "a token is not one of the %lld of the table", size);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_norm(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 8)) return NULL;
+    Norm norm = {.weight = address(of[0]), .bias = address(of[1])};
+    Style style = {.rms = (int)number(of[2]), .eps = real(of[3]), .width = number(of[6]), .threads = (int)number(of[7])};
+    float *x = address(of[4]);
+    Count rows = number(of[5]);
+    if (PyErr_Occurred()) return NULL;
+    norm_rows(&norm, &style, x, x, rows);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_log_softmax(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 4)) return NULL;
+    float *x = address(of[0]);
+    Count rows = number(of[1]), size = number(of[2]);
+    int threads = threads_for(rows * size, (int)number(of[3]));
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS EACH_ROW(log_softmax(x + row * size, size));
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+static PyObject *py_largest(PyObject *self, PyObject *const *of, Py_ssize_t given) {
+    if (!taken(given, 9)) return NULL;
+    const float *x = address(of[0]), *offsets = address(of[1]);
+    Count rows = number(of[2]), beams = number(of[3]), size = number(of[4]), count = number(of[5]);
+    float *values = address(of[6]);
+    int64_t *places = address(of[7]);
+    int threads = threads_for(rows * beams * size, (int)number(of[8]));
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS EACH_ROW(largest(x + row * beams * size, offsets ? offsets + row * beams : NULL, beams, size,
+                                            count, values + row * count, places + row * count));
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+#define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, NULL}
+
+static PyMethodDef functions[] = {
+    FUNCTION(product), FUNCTION(encode), FUNCTION(step),        FUNCTION(lay),         FUNCTION(embed),
+    FUNCTION(norm),    FUNCTION(log_softmax), FUNCTION(largest), {NULL, NULL, 0, NULL},
+};
+
+_Static_assert(sizeof(Layer) == 39 * 8, "quick.py writes it as 39 numbers");
+_Static_assert(DEEP % 2 == 0 && DEEP * 127LL * 32767 <= INT32_MAX, "sums of int8 must be exact");
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, functions, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void) {
+#if defined(__x86_64__)
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
+        PyErr_SetString(PyExc_ImportError, "this processor has no AVX2");
+        return NULL;
+    }
+#endif
+    PyObject *made = PyModule_Create(&module);
+    if (made) PyModule_AddIntConstant(made, "VERSION", 1); /* raised when what kernels.py hands over changes */
+    return made;
+}

@@ -1,0 +1,60 @@
+/* Eight numbers at a time, with the vectors of GCC and Clang. On x86-64 they are AVX2's; elsewhere what the compiler has. */
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define FAST __attribute__((target("avx2,fma")))
+#else
+#define FAST
+#endif
+#define INLINE static inline __attribute__((always_inline)) FAST
+
+typedef float Eight __attribute__((vector_size(32)));
+typedef float Loose __attribute__((vector_size(32), aligned(4), may_alias)); /* the same, anywhere in memory */
+typedef int32_t Whole __attribute__((vector_size(32)));
+typedef int16_t Short __attribute__((vector_size(16), aligned(2), may_alias));
+typedef long long Count;
+
+INLINE Eight load(const float *at) { return *(const Loose *)at; }
+INLINE void store(float *at, Eight value) { *(Loose *)at = value; }
+INLINE float sum_of(Eight x) { return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7])); }
+
+/* e^x for x <= 0, within 2e-7 of it: 2^n from the exponent's bits, the rest from a polynomial (Cephes' coefficients).
+   What is too small for a float is zero. */
+INLINE Eight exponential(Eight x) {
+    Whole n = __builtin_convertvector(x * 1.44269504f - 0.5f, Whole);
+    Eight whole = __builtin_convertvector(n, Eight), rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Eight value = rest * 1.9875691500e-4f + 1.3981999507e-3f;
+    value = value * rest + 8.3334519073e-3f;
+    value = value * rest + 4.1665795894e-2f;
+    value = value * rest + 1.6666665459e-1f;
+    value = value * rest + 5.0000001201e-1f;
+    value = (value * rest * rest + rest + 1) * (Eight)((n + 127) << 23);
+    return (Eight)((Whole)value & (x > -87));
+}
+
+INLINE float largest_of(const float *x, Count size) {
+    float most = -INFINITY;
+#pragma omp simd reduction(max : most)
+    for (Count i = 0; i < size; i++) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+#define LARGE (1 << 18) /* operations from which on several threads are worth it */
+
+static int threads_for(Count operations, int threads) { return operations < LARGE ? 1 : threads; }
+
+/* `call` for each of `rows`, on `threads`, which are what they are called where this stands. */
+#define EACH_ROW(call)                                                   \
+    do {                                                                 \
+        if (threads < 2) {                                               \
+            for (Count row = 0; row < rows; row++) call;                 \
+        } else {                                                         \
+            _Pragma("omp parallel for num_threads(threads)")             \
+            for (Count row = 0; row < rows; row++) call;                 \
+        }                                                                \
+    } while (0)
