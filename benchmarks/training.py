@@ -78,6 +78,9 @@ def table(size: str, peers: list[str], steps: int, rounds: int, turns: int) -> N
 
 def curve() -> None:
     """The same weights, the same batches, no dropout: what is faster must still be the same mathematics."""
+    from decoding import prepare
+
+    prepare("tiny")
     ours, theirs = (run(peer, "losses", "tiny", peer, "12") for peer in ("heedful", "marian"))
     print("| step | heedful | transformers |\n|---:|---:|---:|")
     for step, (one, other) in enumerate(zip(ours["losses"], theirs["losses"], strict=True), start=1):
