@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from heedful.model.fused import cross_entropy_, fits
+
 HELD = 4_000_000  # scores held at a time: few enough for the cache, enough for fast products
 
 
@@ -67,19 +69,15 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         rows = min(len(states), max(128, HELD // vocab))
         scores = states.new_empty(rows, vocab)
         for start in range(0, len(states), max(1, rows)):
-            some, wanted = states[start : start + rows], targets[start : start + rows, None]
+            some = states[start : start + rows]
             logits = torch.mm(some, weight.T, out=scores[: len(some)])
             if bias is not None:
                 logits += bias
-            told = logits.gather(1, wanted).sum(dtype=torch.float64)
-            highest = logits.amax(1)
-            p = torch.softmax(logits, dim=1, out=logits)
-            loss += highest.sum(dtype=torch.float64) - p.amax(1).log().sum(dtype=torch.float64) - (1 - smoothing) * told
-            p.scatter_add_(1, wanted, p.new_full(wanted.shape, smoothing - 1))
-            torch.mm(p, weight, out=d_states[start : start + rows])
-            d_weight.addmm_(p.T, some)
+            loss += _differentiate(logits, targets[start : start + rows], 1 - smoothing)
+            torch.mm(logits, weight, out=d_states[start : start + rows])
+            d_weight.addmm_(logits.T, some)
             if d_bias is not None:
-                d_bias += p.sum(0)
+                d_bias += logits.sum(0)
         if smoothing:
             every = states.sum(0)
             loss -= even * (
@@ -96,3 +94,15 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         found = [saved * grads[0] for saved in ctx.saved_tensors]
         return found[0], found[1], found[2] if len(found) == 3 else None, None, None
+
+
+def _differentiate(logits: Tensor, targets: Tensor, share: float) -> Tensor:
+    """The sum over rows of lse(z) - share z_t. The logits z become its gradient, p - share onehot(t)."""
+    if fits(logits):
+        return cross_entropy_(logits, targets, share).sum()
+    wanted = targets[:, None]
+    told, highest = logits.gather(1, wanted).sum(dtype=torch.float64), logits.amax(1)
+    p = torch.softmax(logits, dim=1, out=logits)
+    loss = highest.sum(dtype=torch.float64) - p.amax(1).log().sum(dtype=torch.float64) - share * told
+    p.scatter_add_(1, wanted, p.new_full(wanted.shape, -share))
+    return loss

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from heedful.model.fused import can_drop, dropped
+
 WHOLE = 1 << 16  # what sixteen bits can tell apart
 
 
@@ -28,7 +30,7 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu" or self.p == 1 or torch.compiler.is_compiling():
             return F.dropout(x, self.p, True)
-        return x * keep(x, self.p)
+        return dropped(None, x, self.p) if can_drop(x) else x * keep(x, self.p)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + dropout(y), in one pass."""
@@ -36,7 +38,7 @@ class Dropout(nn.Module):
             return x + y
         if x.device.type != "cpu" or self.p == 1 or torch.compiler.is_compiling() or x.dtype != y.dtype:
             return x + self(y)
-        return _AddDropped.apply(x, y, keep(y, self.p))
+        return dropped(x, y, self.p) if can_drop(x, y) else _AddDropped.apply(x, y, keep(y, self.p))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -10,21 +10,18 @@ from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
 from heedful.model.dropout import Dropout
+from heedful.model.fused import gelu, gelu_tanh, silu
 from heedful.model.linear import FusedLinear, linear_parameters
 from heedful.model.mask import Mask
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"]
 
 
-def gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    "gelu": F.gelu,
+    "gelu": gelu,
     "gelu_tanh": gelu_tanh,
-    "silu": F.silu,
+    "silu": silu,
 }
 GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
 

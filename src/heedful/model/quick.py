@@ -9,7 +9,6 @@ compiled; then the modules do it.
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heedful.model import kernels
@@ -17,7 +16,8 @@ from heedful.model.attention.softmax import Softmax
 from heedful.model.dropout import Dropout
 from heedful.model.embedding import Embedding
 from heedful.model.encoder_decoder import EncoderDecoder
-from heedful.model.feedforward import FeedForward, gelu_tanh
+from heedful.model.feedforward import FUNCTIONS, FeedForward
+from heedful.model.fused import KINDS
 from heedful.model.heads import Vocabulary
 from heedful.model.int8 import Int8Embedding, Int8Linear
 from heedful.model.kernels import Panels, floats
@@ -34,7 +34,7 @@ from heedful.model.stack import Stack, StackConfig
 PARTS = {Stack, Layer, SelfAttention, CrossAttention, Softmax, FeedForward, Residual, Dropout, Position, Sinusoidal}
 PARTS |= {Learned, nn.Linear, FusedLinear, Int8Linear, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.ModuleList}
 PARTS |= {Embedding, Int8Embedding, Vocabulary, EncoderDecoder}
-FUNCTIONS = [F.relu, F.gelu, gelu_tanh, F.silu]  # as native/rows.h numbers them
+NUMBERS = {FUNCTIONS[name]: number for number, name in enumerate(KINDS)}  # of the functions, as C has them
 LONG = 128  # source tokens from which on torch's products of whole sentences are faster than rows one by one
 
 
@@ -75,7 +75,7 @@ def _has_known_sizes(stack: Stack, config: StackConfig, width: int) -> bool:
             all(part.output.in_features == width and part.head % 8 == 0 for part in attentions),
             len({cast(Softmax, layer.attention.mix).scale for layer in layers}) == 1,
             len({cast(Softmax, layer.cross.mix).scale for layer in layers if layer.cross is not None}) < 2,
-            all(one.kernel == 1 and one.function in FUNCTIONS for one in feedforwards),
+            all(one.kernel == 1 and one.function in NUMBERS for one in feedforwards),
             len({(one.function, one.gated, one.output.in_features) for one in feedforwards}) == 1,
             all(residual.placement == config.placement for layer in layers for residual in _residuals(layer)),
             all(
@@ -134,7 +134,7 @@ class _Layout:
         self.cross_head = cross.head
         self.style = (  # `Style` of native/layers.h, but for the threads
             *(len(layers), width, width // attention.head, width // cross.head, config.placement == "pre", self.rms),
-            *(FUNCTIONS.index(feedforward.function), feedforward.gated, self.eps),
+            *(NUMBERS[feedforward.function], feedforward.gated, self.eps),
             *(cast(Softmax, attention.mix).scale, cast(Softmax, cross.mix).scale),
         )
         self.layers = self._layers()

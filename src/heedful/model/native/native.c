@@ -12,6 +12,7 @@
 #include <Python.h>
 
 #include "layers.h"
+#include "training.h"
 
 static Count number(PyObject *given) { return PyLong_AsLongLong(given); }
 static void *address(PyObject *given) { return (void *)(intptr_t)PyLong_AsLongLong(given); }
@@ -128,11 +129,73 @@ static PyObject *py_largest(PyObject *self, PyObject *const *of, Py_ssize_t give
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
+static View view_of(PyObject *const *of) {
+    return (View){.at = address(of[0]), .batch = number(of[1]), .head = number(of[2]), .time = number(of[3])};
+}
+
+/* Four views, or eight on the way back, then the rest. */
+static PyObject *attention(PyObject *const *of, Py_ssize_t count, int back) {
+    if (!taken(count, (back ? 32 : 16) + 13)) return NULL;
+    PyObject *const *rest = of + (back ? 32 : 16);
+    Attention job = {.query = view_of(of), .key = view_of(of + 4), .value = view_of(of + 8), .y = view_of(of + 12),
+                     .hiding = address(rest[0]), .hiding_batch = number(rest[1]), .hiding_query = number(rest[2]),
+                     .sums = address(rest[3]), .batch = number(rest[4]), .heads = number(rest[5]),
+                     .queries = number(rest[6]), .keys = number(rest[7]), .head = number(rest[8]),
+                     .scale = real(rest[9]), .causal = (int)number(rest[10])};
+    if (back)
+        job.d_y = view_of(of + 16), job.d_query = view_of(of + 20), job.d_key = view_of(of + 24),
+        job.d_value = view_of(of + 28);
+    float *scratch = address(rest[11]);
+    int threads = (int)number(rest[12]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS attend_all(&job, scratch, back, threads);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+static PyObject *py_attend(PyObject *self, PyObject *const *of, Py_ssize_t count) { return attention(of, count, 0); }
+static PyObject *py_attend_back(PyObject *self, PyObject *const *of, Py_ssize_t count) { return attention(of, count, 1); }
+
+static PyObject *py_activate(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 6)) return NULL;
+    int kind = (int)number(of[0]), threads = (int)number(of[5]);
+    const float *x = address(of[1]), *d_y = address(of[2]);
+    float *y = address(of[3]);
+    Count size = number(of[4]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS activate_all(kind, x, d_y, y, size, threads);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+static PyObject *py_drop(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 8)) return NULL;
+    const float *x = address(of[0]), *v = address(of[1]);
+    float *y = address(of[2]), factor = real(of[5]);
+    Count size = number(of[3]), dropped = number(of[4]), seed = number(of[6]);
+    int threads = (int)number(of[7]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS drop_all(x, v, y, size, (uint32_t)dropped, factor, (uint32_t)seed, (uint32_t)(seed >> 32),
+                                    threads);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+static PyObject *py_cross_entropy(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 7)) return NULL;
+    float *x = address(of[0]), share = real(of[3]);
+    const int64_t *targets = address(of[1]);
+    double *losses = address(of[2]);
+    Count rows = number(of[4]), size = number(of[5]);
+    int threads = threads_for(rows * size, (int)number(of[6]));
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS EACH_ROW(losses[row] = cross_entropy(x + row * size, size, targets[row], share));
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, NULL}
 
 static PyMethodDef functions[] = {
-    FUNCTION(product), FUNCTION(encode), FUNCTION(step),        FUNCTION(lay),         FUNCTION(embed),
-    FUNCTION(norm),    FUNCTION(log_softmax), FUNCTION(largest), {NULL, NULL, 0, NULL},
+    FUNCTION(product),     FUNCTION(encode),   FUNCTION(step), FUNCTION(lay),       FUNCTION(embed),
+    FUNCTION(norm),        FUNCTION(drop), FUNCTION(activate), FUNCTION(attend),
+    FUNCTION(attend_back), FUNCTION(largest),  FUNCTION(log_softmax), FUNCTION(cross_entropy), {NULL, NULL, 0, NULL},
 };
 
 _Static_assert(sizeof(Layer) == 39 * 8, "quick.py writes it as 39 numbers");
@@ -148,6 +211,6 @@ PyMODINIT_FUNC PyInit__native(void) {
     }
 #endif
     PyObject *made = PyModule_Create(&module);
-    if (made) PyModule_AddIntConstant(made, "VERSION", 1); /* raised when what kernels.py hands over changes */
+    if (made) PyModule_AddIntConstant(made, "VERSION", 2); /* raised when what kernels.py hands over changes */
     return made;
 }

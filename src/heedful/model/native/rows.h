@@ -21,8 +21,8 @@ FAST static void norm(const Norm *of, int rms, float eps, const float *x, float 
     for (Count i = 0; i < width; i++) y[i] = (x[i] - mean) * factor * of->weight[i] + (of->bias ? of->bias[i] : 0);
 }
 
-/* In place; `size` is a multiple of eight. */
-INLINE void softmax(float *x, Count size) {
+/* In place; `size` is a multiple of eight. Also log(sum(exp)). */
+INLINE float softmax(float *x, Count size) {
     float most = largest_of(x, size);
     Eight sum = {0};
     for (Count i = 0; i < size; i += 8) {
@@ -32,6 +32,7 @@ INLINE void softmax(float *x, Count size) {
     }
     float total = sum_of(sum), factor = total > 0 ? 1 / total : 0; /* where there is nothing to see, nothing is seen */
     for (Count i = 0; i < size; i += 8) store(x + i, load(x + i) * factor);
+    return most + logf(total);
 }
 
 FAST static void log_softmax(float *x, Count size) {
@@ -49,25 +50,32 @@ FAST static void log_softmax(float *x, Count size) {
 /* The functions between the two maps of a feed-forward network, but for ReLU, which a product does in passing. */
 enum { RELU, GELU, GELU_TANH, SILU };
 
-/* 1 / (1 + e^-x), by an exponent that is never positive. */
-INLINE Eight sigmoid(Eight x) {
-    Eight small = exponential((Eight)((Whole)x | INT32_MIN)), half = 1 / (1 + small); /* e^-|x| */
+/* s = 1 / (1 + e^-x), by an exponent that is never positive, and its slope s (1 - s). */
+INLINE Eight sigmoid_and_slope(Eight x, Eight *slope) {
+    Eight small = exponential((Eight)((Whole)x | INT32_MIN)), large = 1 / (1 + small), other = small * large;
     Whole negative = x < 0;
-    return (Eight)(((Whole)(small * half) & negative) | ((Whole)half & ~negative));
+    *slope = large * other;
+    return (Eight)(((Whole)other & negative) | ((Whole)large & ~negative));
 }
 
-/* erf for x >= 0, within 2e-7 of it.      Abramowitz and Stegun 1964, 7.1.26 */
-INLINE Eight error_function(Eight x) {
+INLINE Eight sigmoid(Eight x) {
+    Eight slope;
+    return sigmoid_and_slope(x, &slope);
+}
+
+/* erf for x >= 0, within 2e-7 of it, and e^(-x^2) in passing.      Abramowitz and Stegun 1964, 7.1.26 */
+INLINE Eight error_function(Eight x, Eight *bell) {
     Eight t = 1 / (1 + 0.3275911f * x);
     Eight sum = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
-    return 1 - sum * exponential(-x * x);
+    *bell = exponential(-x * x);
+    return 1 - sum * *bell;
 }
 
 INLINE Eight function(int kind, Eight x) {
     if (kind == SILU) return x * sigmoid(x);
     if (kind == GELU_TANH) return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
     if (kind == GELU) {
-        Eight size = (Eight)((Whole)x & INT32_MAX), half = 0.5f * error_function(size * 0.70710678f);
+        Eight bell, size = (Eight)((Whole)x & INT32_MAX), half = 0.5f * error_function(size * 0.70710678f, &bell);
         return x * 0.5f + size * half;
     }
     return (Eight)((Whole)x & (x > 0));
@@ -79,12 +87,9 @@ FAST static void activate(int kind, int gated, float *x, Count rows, Count width
         const float *from = x + row * width * (1 + gated);
         float *to = x + row * width;
         for (Count i = 0; i < width; i += 8) {
-            Eight value = {0}, gate = {0};
-            Count size = width - i < 8 ? width - i : 8;
-            memcpy(&gate, from + i, size * sizeof(float));
-            if (gated) memcpy(&value, from + width + i, size * sizeof(float));
-            value = gated ? function(kind, gate) * value : function(kind, gate);
-            memcpy(to + i, &value, size * sizeof(float));
+            Eight value = function(kind, some_of(from + i, width - i));
+            if (gated) value *= some_of(from + width + i, width - i);
+            put(to + i, value, width - i);
         }
     }
 }

@@ -21,6 +21,22 @@ typedef long long Count;
 
 INLINE Eight load(const float *at) { return *(const Loose *)at; }
 INLINE void store(float *at, Eight value) { *(Loose *)at = value; }
+
+/* The same where there may be fewer than eight. */
+INLINE Eight some_of(const float *at, Count size) {
+    Eight value = {0};
+    if (size >= 8) return load(at);
+    for (int i = 0; i < size; i++) value[i] = at[i];
+    return value;
+}
+
+INLINE void put(float *at, Eight value, Count size) {
+    if (size >= 8)
+        store(at, value);
+    else
+        for (int i = 0; i < size; i++) at[i] = value[i];
+}
+
 INLINE float sum_of(Eight x) { return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7])); }
 
 /* e^x for x <= 0, within 2e-7 of it: 2^n from the exponent's bits, the rest from a polynomial (Cephes' coefficients).

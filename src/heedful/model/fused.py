@@ -1,0 +1,192 @@
+"""What training does most, by our own kernels for the CPU, forwards and backwards (native/training.h).
+
+Each has a plain form in torch, which is what runs where the kernels do not suit.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from heedful.model import kernels
+from heedful.model.kernels import floats
+
+WIDE = 16  # the width of a head is a multiple of it, as native/training.h has it
+BLOCK = 48  # queries at a time there
+
+
+def fits(*tensors: Tensor) -> bool:
+    """Whether the kernels take them: single precision on a CPU, numbers side by side; not while a graph is traced."""
+    return (
+        kernels.NATIVE is not None
+        and all(x.device.type == "cpu" and x.dtype == torch.float32 and x.stride(-1) == 1 for x in tensors)
+        and not torch.compiler.is_compiling()
+    )
+
+
+def can_attend(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    same = key.shape == value.shape == (query.shape[0], query.shape[1], key.shape[2], query.shape[3])
+    return same and query.shape[-1] % WIDE == 0 and query.numel() > 0 and key.numel() > 0 and fits(query, key, value)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, hiding: Tensor | None, *, causal: bool, scale: float) -> Tensor:
+    """softmax(scale q k' + hiding) v. For shapes see `Mix`; hiding: (batch or 1) 1 (query or 1) key. A plain causal
+    mask does not need it."""
+    return _Attend.apply(query, key, value, hiding, causal, scale)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, hiding: Tensor | None, causal: bool, scale: float
+    ) -> Tensor:
+        batch, heads, queries, head = query.shape
+        y = floats(batch, queries, heads, head).transpose(1, 2)
+        sums = floats(batch, heads, queries)
+        ctx.save_for_backward(query, key, value, hiding, y, sums)
+        ctx.causal, ctx.scale = causal, scale
+        assert kernels.NATIVE is not None
+        views = [number for x in (query, key, value, y) for number in _view(x)]
+        scratch = _scratch(key)
+        kernels.NATIVE.attend(*views, *_rest(query, key, hiding, sums, causal, scale, scratch))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, hiding, y, sums = ctx.saved_tensors
+        d_y = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
+        found = _beside(query, key, value)
+        assert kernels.NATIVE is not None
+        views = [number for x in (query, key, value, y, d_y, *found) for number in _view(x)]
+        scratch = _scratch(key)
+        kernels.NATIVE.attend_back(*views, *_rest(query, key, hiding, sums, ctx.causal, ctx.scale, scratch))
+        return *found, None, None, None
+
+
+def _view(x: Tensor) -> tuple[int, ...]:
+    return x.data_ptr(), *x.stride()[:3]
+
+
+def _scratch(key: Tensor) -> Tensor:
+    keys, head = key.shape[2:]
+    return floats(torch.get_num_threads(), (keys + -keys % WIDE + WIDE) * 2 * (head + BLOCK))
+
+
+def _rest(
+    query: Tensor, key: Tensor, hiding: Tensor | None, sums: Tensor, causal: bool, scale: float, scratch: Tensor
+) -> tuple[float, ...]:
+    batch, heads, queries, head = query.shape
+    hidden = (0, 0, 0)
+    if hiding is not None:
+        assert hiding.shape[-1] == key.shape[2] and hiding.stride(-1) == 1
+        everywhere = hiding.expand(batch, 1, queries, key.shape[2])
+        hidden = (everywhere.data_ptr(), everywhere.stride(0), everywhere.stride(2))
+    sizes = (batch, heads, queries, key.shape[2], head)
+    return *hidden, sums.data_ptr(), *sizes, scale, causal, scratch.data_ptr(), len(scratch)
+
+
+def _beside(*parts: Tensor) -> list[Tensor]:
+    """Room for the gradients of queries, keys and values (batch heads time head). Parts that one product made get one
+    room: what goes back is then whole again, without a copy."""
+    found: list[Tensor] = []
+    while len(found) < len(parts):
+        first = parts[len(found)]
+        batch, heads, time, head = first.shape
+        count = 1
+        for other in parts[len(found) + 1 :]:
+            same = other.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+            if not same or other.shape != first.shape:
+                break
+            count += 1
+        found += floats(batch, time, count, heads, head).transpose(1, 3).unbind(2)
+    return found
+
+
+def gelu(x: Tensor) -> Tensor:
+    return _Activate.apply(x, "gelu") if _fits_whole(x) else F.gelu(x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return _Activate.apply(x, "gelu_tanh") if _fits_whole(x) else F.gelu(x, approximate="tanh")
+
+
+def silu(x: Tensor) -> Tensor:
+    return _Activate.apply(x, "silu") if _fits_whole(x) else F.silu(x)
+
+
+KINDS = ["relu", "gelu", "gelu_tanh", "silu"]  # as native/rows.h numbers them
+
+
+def _fits_whole(*tensors: Tensor) -> bool:
+    return all(x.is_contiguous() and x.numel() > 0 for x in tensors) and fits(*tensors)
+
+
+class _Activate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kind: str) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.kind = KINDS.index(kind)
+        y = torch.empty_like(x)
+        assert kernels.NATIVE is not None
+        kernels.NATIVE.activate(ctx.kind, x.data_ptr(), 0, y.data_ptr(), x.numel(), torch.get_num_threads())
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (x,), d_y = ctx.saved_tensors, grads[0].contiguous()
+        d_x = torch.empty_like(x)
+        at = (x.data_ptr(), d_y.data_ptr(), d_x.data_ptr())
+        assert kernels.NATIVE is not None
+        kernels.NATIVE.activate(ctx.kind, *at, x.numel(), torch.get_num_threads())
+        return d_x, None
+
+
+def can_drop(*tensors: Tensor) -> bool:
+    return len({x.shape for x in tensors}) == 1 and _fits_whole(*tensors)
+
+
+def dropped(x: Tensor | None, y: Tensor, p: float) -> Tensor:
+    """x + dropout(y). What is dropped is drawn again on the way back, so that nothing need be kept."""
+    seed = int(torch.empty((), dtype=torch.int64).random_())
+    return _Dropped.apply(x, y, p, seed)
+
+
+class _Dropped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor | None, y: Tensor, p: float, seed: int) -> Tensor:
+        ctx.p, ctx.seed = p, seed
+        return _drop(x, y, p, seed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+        return (
+            grads[0] if ctx.needs_input_grad[0] else None,
+            _drop(None, grads[0].contiguous(), ctx.p, ctx.seed),
+            None,
+            None,
+        )
+
+
+def _drop(x: Tensor | None, y: Tensor, p: float, seed: int) -> Tensor:
+    z = torch.empty_like(y)
+    at = (0 if x is None else x.data_ptr(), y.data_ptr(), z.data_ptr())
+    assert kernels.NATIVE is not None
+    kernels.NATIVE.drop(*at, y.numel(), round(p * 65536), 1 / (1 - p), seed, torch.get_num_threads())
+    return z
+
+
+def cross_entropy_(logits: Tensor, targets: Tensor, share: float) -> Tensor:
+    """lse(z) - share z_t of each row; the logits become their gradients, softmax(z) - share onehot(t)."""
+    targets = targets.long().contiguous()
+    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[1]:
+        raise IndexError(f"a target is not one of the {logits.shape[1]} words")
+    losses = torch.empty(len(logits), dtype=torch.float64)
+    at = (logits.data_ptr(), targets.data_ptr(), losses.data_ptr())
+    assert kernels.NATIVE is not None
+    kernels.NATIVE.cross_entropy(*at, share, *logits.shape, torch.get_num_threads())
+    return losses

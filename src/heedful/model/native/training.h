@@ -1,0 +1,304 @@
+/* What training needs, forwards and backwards: attention, the functions of feed-forward networks, dropout, the loss. */
+#pragma once
+
+#include "rows.h"
+
+/* ---- Small products ---- */
+
+/* Sixteen columns of y = x w, or y + x w, where x is read as x[row * across + k * along] and w[k * step + column]. */
+INLINE void strip(int rows, const float *x, Count across, Count along, const float *w, Count step, Count depth, float *y,
+                  Count stride, int add) {
+    Eight sums[TILE][2];
+    begin(rows, sums, y, stride, NULL, add);
+    for (Count k = 0; k < depth; k++, x += along, w += step) {
+        Eight left = load(w), right = load(w + 8);
+        for (int row = 0; row < rows; row++) {
+            sums[row][0] += x[row * across] * left;
+            sums[row][1] += x[row * across] * right;
+        }
+    }
+    end(rows, sums, y, stride, 0);
+}
+
+/* The same for all columns, a multiple of sixteen. */
+FAST static void multiply(const float *x, Count across, Count along, const float *w, Count step, Count depth, float *y,
+                          Count stride, Count rows, Count columns, int add) {
+    for (Count column = 0; column < columns; column += PANEL, w += PANEL, y += PANEL) {
+        Count row = 0;
+        for (; row + TILE <= rows; row += TILE)
+            strip(TILE, x + row * across, across, along, w, step, depth, y + row * stride, stride, add);
+        const float *from = x + row * across;
+        float *to = y + row * stride;
+        switch (rows - row) {
+        case 5: strip(5, from, across, along, w, step, depth, to, stride, add); break;
+        case 4: strip(4, from, across, along, w, step, depth, to, stride, add); break;
+        case 3: strip(3, from, across, along, w, step, depth, to, stride, add); break;
+        case 2: strip(2, from, across, along, w, step, depth, to, stride, add); break;
+        case 1: strip(1, from, across, along, w, step, depth, to, stride, add); break;
+        }
+    }
+}
+
+/* ---- Attention ---- */
+
+#define BLOCK 48 /* queries at a time: a multiple of TILE and of PANEL */
+
+typedef struct {
+    float *at;
+    Count batch, head, time; /* how far apart */
+} View;
+
+/* y = softmax(scale q k' + hiding) v, a head of a sentence after the other.
+
+   `sums` holds log(sum(exp)) of each query's scores: with it the way back makes the weights once more rather than keep
+   them.      Dao et al. 2022 */
+typedef struct {
+    View query, key, value, y;
+    View d_y, d_query, d_key, d_value; /* on the way back */
+    const float *hiding;               /* added to what is seen, or NULL */
+    Count hiding_batch, hiding_query;
+    float *sums; /* batch heads queries, or NULL */
+    Count batch, heads, queries, keys, head;
+    float scale;
+    int causal; /* then there are as many queries as keys */
+} Attention;
+
+static Count filled_up(Count length) { return (length + PANEL - 1) / PANEL * PANEL; }
+
+/* From a row of scores to the next: a power of two would put all of them into one place of the cache. */
+static Count room_for(Count keys) { return filled_up(keys) + PANEL; }
+
+static float *place(const View *view, Count batch, Count head) {
+    return view->at + batch * view->batch + head * view->head;
+}
+
+/* Eight rows of eight numbers to eight columns. */
+INLINE void turn_eight(const float *from, Count stride, float *to, Count room) {
+#if defined(__x86_64__)
+    __m256 rows[8], pairs[8], fours[8];
+    for (int i = 0; i < 8; i++) rows[i] = _mm256_loadu_ps(from + i * stride);
+    for (int i = 0; i < 8; i += 2) {
+        pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int half = 0; half < 2; half++) {
+            fours[i + 2 * half] = _mm256_shuffle_ps(pairs[i + half], pairs[i + half + 2], 0x44);
+            fours[i + 2 * half + 1] = _mm256_shuffle_ps(pairs[i + half], pairs[i + half + 2], 0xee);
+        }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(to + i * room, _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20));
+        _mm256_storeu_ps(to + (i + 4) * room, _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31));
+    }
+#else
+    for (int i = 0; i < 8; i++)
+        for (int k = 0; k < 8; k++) to[k * room + i] = from[i * stride + k];
+#endif
+}
+
+/* count width -> width room, with zeros up to a multiple of sixteen; width is a multiple of eight. */
+FAST static void turn(const float *from, Count stride, Count count, Count width, float *to, Count room) {
+    for (Count time = 0; time < filled_up(count); time += 8)
+        for (Count i = 0; i < width; i += 8) {
+            const float *some = from + time * stride + i;
+            if (time + 8 <= count)
+                turn_eight(some, stride, to + i * room + time, room);
+            else {
+                float last[64] = {0};
+                for (Count row = 0; row < count - time; row++) store(last + 8 * row, load(some + row * stride));
+                turn_eight(last, 8, to + i * room + time, room);
+            }
+        }
+}
+
+/* How many keys, filled up, the queries before `until` look at. */
+static Count seen_by(const Attention *of, Count until) {
+    return filled_up(of->causal && until < of->keys ? until : of->keys);
+}
+
+/* Scaled scores of the queries from `first` on, hidden ones -inf. */
+FAST static void scores_of(const Attention *of, Count batch, const float *query, const float *keys, Count first, Count rows,
+                           float *scores) {
+    Count room = room_for(of->keys), seen = seen_by(of, first + rows);
+    multiply(query + first * of->query.time, of->query.time, 1, keys, room, of->head, scores, room, rows, seen, 0);
+    for (Count row = 0; row < rows; row++) {
+        float *x = scores + row * room;
+        Count end = of->causal && first + row + 1 < of->keys ? first + row + 1 : of->keys;
+        const float *hiding = of->hiding + batch * of->hiding_batch + (first + row) * of->hiding_query;
+        if (of->hiding)
+            for (Count i = 0; i < end; i++) x[i] = x[i] * of->scale + hiding[i];
+        else
+            for (Count i = 0; i < end; i++) x[i] *= of->scale;
+        for (Count i = end; i < seen; i++) x[i] = -INFINITY;
+    }
+}
+
+/* Room for what follows, in numbers. */
+static Count attention_room(Count keys, Count head) { return room_for(keys) * 2 * (head + BLOCK); }
+
+FAST static void attend(const Attention *of, Count batch, Count head, float *scratch) {
+    Count room = room_for(of->keys);
+    float *keys = scratch, *scores = keys + of->head * room;
+    const float *query = place(&of->query, batch, head), *value = place(&of->value, batch, head);
+    float *y = place(&of->y, batch, head);
+    turn(place(&of->key, batch, head), of->key.time, of->keys, of->head, keys, room);
+    for (Count first = 0; first < of->queries; first += BLOCK) {
+        Count rows = of->queries - first < BLOCK ? of->queries - first : BLOCK, seen = seen_by(of, first + rows);
+        scores_of(of, batch, query, keys, first, rows, scores);
+        for (Count row = 0; row < rows; row++) {
+            float sum = softmax(scores + row * room, seen);
+            if (of->sums) of->sums[(batch * of->heads + head) * of->queries + first + row] = sum;
+        }
+        if (seen > of->keys) seen = of->keys;
+        multiply(scores, room, 1, value, of->value.time, seen, y + first * of->y.time, of->y.time, rows, of->head, 0);
+    }
+}
+
+/* With P the weights:  dV = P' dY,  dS = P * (dY V' - rowsum(dY * Y)) * scale,  dQ = dS K,  dK = dS' Q */
+FAST static void attend_back(const Attention *of, Count batch, Count head, float *scratch) {
+    Count room = room_for(of->keys), width = of->head;
+    float *keys = scratch, *values = keys + width * room, *weights = values + width * room, *slopes = weights + BLOCK * room;
+    const float *query = place(&of->query, batch, head), *key = place(&of->key, batch, head);
+    const float *y = place(&of->y, batch, head), *d_y = place(&of->d_y, batch, head);
+    float *d_query = place(&of->d_query, batch, head), *d_key = place(&of->d_key, batch, head);
+    float *d_value = place(&of->d_value, batch, head);
+    turn(key, of->key.time, of->keys, width, keys, room);
+    turn(place(&of->value, batch, head), of->value.time, of->keys, width, values, room);
+    for (Count first = 0; first < of->queries; first += BLOCK) {
+        Count rows = of->queries - first < BLOCK ? of->queries - first : BLOCK, seen = seen_by(of, first + rows);
+        scores_of(of, batch, query, keys, first, rows, weights);
+        multiply(d_y + first * of->d_y.time, of->d_y.time, 1, values, room, width, slopes, room, rows, seen, 0);
+        for (Count row = 0; row < rows; row++) {
+            const float *d = d_y + (first + row) * of->d_y.time, *made = y + (first + row) * of->y.time;
+            float sum = of->sums[(batch * of->heads + head) * of->queries + first + row], *slope = slopes + row * room;
+            float *weight = weights + row * room;
+            Eight both = {0};
+            for (Count i = 0; i < width; i += 8) both += load(d + i) * load(made + i);
+            float mean = sum_of(both);
+            for (Count i = 0; i < seen; i += 8) {
+                Eight p = exponential(load(weight + i) - sum);
+                store(weight + i, p);
+                store(slope + i, p * (load(slope + i) - mean) * of->scale);
+            }
+        }
+        if (seen > of->keys) seen = of->keys;
+        multiply(slopes, room, 1, key, of->key.time, seen, d_query + first * of->d_query.time, of->d_query.time, rows, width,
+                 0);
+        /* A causal block is the first to be seen by its own keys: they begin here, those before go on. */
+        Count old = of->causal ? first : first ? of->keys : 0;
+        const float *from[] = {d_y + first * of->d_y.time, query + first * of->query.time}, *by[] = {weights, slopes};
+        Count step[] = {of->d_y.time, of->query.time}, stride[] = {of->d_value.time, of->d_key.time};
+        float *to[] = {d_value, d_key};
+        for (int one = 0; one < 2; one++) {
+            multiply(by[one], 1, room, from[one], step[one], rows, to[one], stride[one], old < seen ? old : seen, width, 1);
+            if (old < seen)
+                multiply(by[one] + old, 1, room, from[one], step[one], rows, to[one] + old * stride[one], stride[one],
+                         seen - old, width, 0);
+        }
+    }
+}
+
+FAST static void attend_all(const Attention *of, float *scratch, int back, int threads) {
+    Count items = of->batch * of->heads, room = attention_room(of->keys, of->head);
+    threads = threads_for(items * of->queries * of->keys * of->head, threads);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int part = 0; part < threads; part++)
+        for (Count item = items * part / threads; item < items * (part + 1) / threads; item++)
+            (back ? attend_back : attend)(of, item / of->heads, item % of->heads, scratch + part * room);
+}
+
+/* ---- Functions and dropout ---- */
+
+/* f'(x) of `function`. */
+INLINE Eight slope_of(int kind, Eight x) {
+    Eight s, slope;
+    if (kind == SILU) {
+        s = sigmoid_and_slope(x, &slope);
+        return s + x * slope;
+    }
+    if (kind == GELU_TANH) {
+        s = sigmoid_and_slope(1.5957691216f * (x + 0.044715f * x * x * x), &slope);
+        return s + x * slope * (1.5957691216f + 0.2140644488f * x * x);
+    }
+    Eight bell, size = (Eight)((Whole)x & INT32_MAX), half = 0.5f * error_function(size * 0.70710678f, &bell);
+    half = (Eight)((Whole)half | ((Whole)x & INT32_MIN)); /* erf is odd */
+    return 0.5f + half + x * 0.39894228f * bell;
+}
+
+/* y = f(x), or with `d_y` its gradient. */
+INLINE void activate_part(int kind, const float *x, const float *d_y, float *y, Count from, Count end) {
+    for (Count i = from; i < end; i += 8) {
+        Eight value = some_of(x + i, end - i);
+        value = d_y ? slope_of(kind, value) * some_of(d_y + i, end - i) : function(kind, value);
+        put(y + i, value, end - i);
+    }
+}
+
+/* y = x + v times 0 or `factor`, by chance. What is drawn depends on the two seeds and a number's place only, so that the
+   way back draws it again. Sixteen bits tell what is dropped: those below `dropped`. `x` may be NULL. */
+INLINE void drop_part(const float *x, const float *v, float *y, Count from, Count end, uint32_t dropped, float factor,
+                      uint32_t seed, uint32_t second) {
+    typedef uint32_t Bits __attribute__((vector_size(32)));
+    const Bits lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+    for (Count i = from; i < end; i += 16) { /* `from` is a multiple of sixteen */
+        Bits bits = (lanes + (uint32_t)(i / 2)) ^ seed; /* mixed like a hash: each bit turns half of the others */
+        bits = (bits ^ bits >> 16) * 0x7feb352du ^ second;
+        bits = (bits ^ bits >> 15) * 0x846ca68bu;
+        bits ^= bits >> 16;
+        for (int half = 0; half < 2 && i + 8 * half < end; half++) {
+            Count at = i + 8 * half;
+            Whole kept = (Whole)(half ? bits >> 16 : bits & 0xffff) >= (int32_t)dropped;
+            Eight value = (Eight)((Whole)(some_of(v + at, end - at) * factor) & kept);
+            if (x) value += some_of(x + at, end - at);
+            put(y + at, value, end - at);
+        }
+    }
+}
+
+/* `call` for parts of `size` numbers, `from` to `end`, on as many threads as are worth it. */
+#define EACH_PART(call)                                                                       \
+    do {                                                                                      \
+        threads = threads_for(size * 16, threads);                                            \
+        _Pragma("omp parallel for num_threads(threads) schedule(static)")                     \
+        for (int part = 0; part < threads; part++) {                                          \
+            Count from = size * part / threads / 16 * 16;                                     \
+            Count end = part + 1 == threads ? size : size * (part + 1) / threads / 16 * 16;   \
+            call;                                                                             \
+        }                                                                                     \
+    } while (0)
+
+FAST static void activate_all(int kind, const float *x, const float *d_y, float *y, Count size, int threads) {
+    if (kind == GELU)
+        EACH_PART(activate_part(GELU, x, d_y, y, from, end));
+    else if (kind == GELU_TANH)
+        EACH_PART(activate_part(GELU_TANH, x, d_y, y, from, end));
+    else
+        EACH_PART(activate_part(SILU, x, d_y, y, from, end));
+}
+
+FAST static void drop_all(const float *x, const float *v, float *y, Count size, uint32_t dropped, float factor,
+                          uint32_t seed, uint32_t second, int threads) {
+    EACH_PART(drop_part(x, v, y, from, end, dropped, factor, seed, second));
+}
+
+/* ---- The loss ---- */
+
+/* With p = softmax(x), target t and share s:  log(sum(exp(x))) - s x_t;  in place, its gradient p - s onehot(t). */
+FAST static double cross_entropy(float *x, Count size, Count target, float share) {
+    double told = share * (double)x[target];
+    float most = largest_of(x, size);
+    Eight sum = {0};
+    for (Count i = 0; i < size; i += 8) {
+        Eight value = some_of(x + i, size - i) - most;
+        if (size - i < 8)
+            for (Count lane = size - i; lane < 8; lane++) value[lane] = -INFINITY;
+        value = exponential(value);
+        put(x + i, value, size - i);
+        sum += value;
+    }
+    float total = sum_of(sum), factor = 1 / total;
+#pragma omp simd
+    for (Count i = 0; i < size; i++) x[i] *= factor;
+    x[target] -= share;
+    return most + log(total) - told;
+}

@@ -1,0 +1,205 @@
+"""Our kernels for training do what torch does, forwards and backwards, whatever the sizes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heedful.model import fused, kernels
+from heedful.model.attention.softmax import Softmax
+from heedful.model.dropout import Dropout
+from heedful.model.linear import FusedLinear
+from heedful.model.mask import Mask
+from heedful.objectives import cross_entropy, vocabulary_cross_entropy
+
+pytestmark = pytest.mark.skipif(kernels.NATIVE is None, reason="no kernels were compiled")
+few = settings(max_examples=60, deadline=None)
+lengths = st.one_of(st.integers(1, 20), st.integers(40, 130))
+
+
+@few
+@given(batch=st.integers(1, 3), heads=st.integers(1, 3), queries=lengths, keys=lengths,
+       head=st.sampled_from([16, 32, 48]), mask=st.sampled_from(["none", "causal", "padding", "both"]),
+       one_product=st.booleans(), seed=st.integers(0, 99), threads=st.integers(1, 2))  # fmt: skip
+def test_attention(batch, heads, queries, keys, head, mask, one_product, seed, threads):
+    torch.manual_seed(seed)
+    if mask in ("causal", "both") or one_product:
+        keys = queries
+    parts = [torch.randn(batch, length, heads * head) for length in (queries, keys, keys)]
+    if one_product:  # as they come out of a FusedLinear: beside each other
+        parts = list(torch.cat(parts, -1).split(heads * head, -1))
+    inputs = [part.unflatten(-1, (heads, head)).transpose(1, 2).detach().requires_grad_() for part in parts]
+    hidden = torch.zeros(batch, 1, queries if mask == "both" else 1, keys, dtype=torch.bool)
+    if mask in ("padding", "both"):
+        hidden |= (torch.rand(batch, 1, 1, keys) < 0.4) & (torch.arange(keys) > 0)
+    if mask == "both":
+        hidden |= torch.ones(queries, keys, dtype=torch.bool).triu(1)
+    hiding = None if mask in ("none", "causal") else torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert fused.can_attend(*inputs)
+        y = fused.attend(*inputs, hiding, causal=mask == "causal", scale=0.3)
+        outer = torch.randn(y.shape)
+        found = torch.autograd.grad(y, inputs, outer)
+    finally:
+        torch.set_num_threads(before)
+    query, key, value = (part.double() for part in inputs)
+    scores = query @ key.transpose(-2, -1) * 0.3
+    if mask == "causal":
+        scores = scores.masked_fill(torch.ones(queries, keys, dtype=torch.bool).triu(1), -torch.inf)
+    wanted = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value
+    torch.testing.assert_close(y.double(), wanted, atol=1e-5, rtol=1e-5)
+    for one, other in zip(found, torch.autograd.grad(wanted, inputs, outer.double()), strict=True):
+        torch.testing.assert_close(one, other.float(), atol=1e-4, rtol=1e-4)
+
+
+def test_who_sees_nothing_gathers_nothing():
+    query, key, value = (torch.randn(2, 2, 5, 16, requires_grad=True) for _ in range(3))
+    hiding = torch.zeros(2, 1, 5, 5)
+    hiding[1, 0, 3] = -torch.inf
+    y = fused.attend(query, key, value, hiding, causal=False, scale=1.0)
+    assert not y[1, :, 3].any() and y[0].all()
+    for gradient in torch.autograd.grad(y.sum(), (query, key, value)):
+        assert gradient.isfinite().all()
+
+
+def test_the_mix_takes_our_kernel_where_it_can_and_torch_elsewhere(monkeypatch):
+    calls = []
+    monkeypatch.setattr("heedful.model.attention.softmax.attend", lambda *_, **__: calls.append(1))
+    mix = Softmax(scale=0.2, dropout=0.1).eval()
+    suited = [torch.randn(2, 4, 9, 32) for _ in range(3)]
+    mix(*suited, mask=Mask(causal=True))
+    assert len(calls) == 1
+    mix(*(part[..., :12] for part in suited), mask=Mask())  # a width that is no multiple of 16
+    mix(*(part.double() for part in suited), mask=Mask())
+    mix(*suited, mask=Mask(), bias=torch.zeros(1, 4, 9, 9))
+    mix(suited[0], *(part[:, :2] for part in suited[1:]), mask=Mask())  # grouped heads
+    mix.train()(*suited, mask=Mask())  # dropout inside
+    assert len(calls) == 1
+
+
+def test_gradients_side_by_side_are_joined_without_a_copy(monkeypatch):
+    linear, x = FusedLinear(32, (32, 32, 32)), torch.randn(3, 7, 32, requires_grad=True)
+
+    def gradient():
+        parts = [part.unflatten(-1, (2, 16)).transpose(1, 2) for part in linear(x)]
+        y = fused.attend(*parts, None, causal=True, scale=0.25)
+        return torch.autograd.grad(y.pow(2).sum(), x)[0]
+
+    copies = []
+    cat = torch.cat
+    monkeypatch.setattr(torch, "cat", lambda *given, **more: copies.append(1) or cat(*given, **more))
+    found = gradient()
+    assert not copies
+    monkeypatch.setattr(fused, "_beside", lambda *parts: [torch.empty_like(part) for part in parts])
+    torch.testing.assert_close(gradient(), found)
+    assert copies
+
+
+def test_a_split_of_which_one_part_is_used_alone():
+    linear, x = FusedLinear(8, (4, 6)), torch.randn(3, 7, 8, requires_grad=True)
+    first, _ = linear(x)
+    (found,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(found, linear.weight[:4].sum(0).expand(3, 7, 8))
+
+
+@few
+@given(size=st.one_of(st.integers(1, 40), st.integers(30_000, 40_000)), name=st.sampled_from(fused.KINDS[1:]),
+       wide=st.sampled_from([0.1, 3.0, 30.0]), seed=st.integers(0, 99))  # fmt: skip
+def test_functions(size, name, wide, seed):
+    torch.manual_seed(seed)
+    ours = {"gelu": fused.gelu, "gelu_tanh": fused.gelu_tanh, "silu": fused.silu}[name]
+    theirs = {"gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu}[name]
+    x, outer = (wide * torch.randn(size)).requires_grad_(), torch.randn(size)
+    y, wanted = ours(x), theirs(x.double())
+    torch.testing.assert_close(y.double(), wanted, atol=2e-6, rtol=2e-6)
+    (found,), (slope,) = torch.autograd.grad(y, x, outer), torch.autograd.grad(wanted, x, outer.double())
+    torch.testing.assert_close(found, slope, atol=3e-6, rtol=3e-6)
+
+
+def test_functions_of_what_the_kernels_do_not_take():
+    x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(fused.gelu, x) and torch.autograd.gradcheck(
+        fused.silu, x.detach().T.requires_grad_()
+    )
+    assert fused.gelu_tanh(torch.randn(0, 6)).shape == (0, 6)
+
+
+@pytest.mark.parametrize("p", [0.001, 0.1, 0.3, 0.5])
+def test_dropout(p):
+    torch.manual_seed(0)
+    x, y = torch.randn(1000, 1003, requires_grad=True), torch.ones(1000, 1003, requires_grad=True)
+    z = Dropout(p).add(x, y)
+    kept = (z - x).detach()
+    share = (kept.abs() < 0.5).float().mean().item()
+    assert share == pytest.approx(p, abs=5 * (p / 1_003_000) ** 0.5 + 1e-5)
+    d_x, d_y = torch.autograd.grad(z, (x, y), torch.full_like(z, 2.0))
+    assert (d_x == 2).all()
+    torch.testing.assert_close(d_y, 2 * kept, atol=1e-5, rtol=1e-5)  # the way back drops the same
+
+
+def test_neighbours_and_draws_are_independent():
+    torch.manual_seed(0)
+    dropped = [(Dropout(0.5)(torch.ones(400_000)) == 0).view(-1, 16).float() for _ in range(2)]
+    both = torch.cat(dropped, 1)
+    assert both.mean(0).tolist() == pytest.approx([0.5] * 32, abs=0.02)
+    assert (torch.corrcoef(both.T) - torch.eye(32)).abs().max() < 0.03
+
+
+def test_what_is_dropped_does_not_depend_on_threads():
+    x, before, found = torch.ones(100_001), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            torch.manual_seed(5)
+            found.append(Dropout(0.3)(x))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@few
+@given(rows=st.integers(1, 40), vocab=st.integers(1, 700), smoothing=st.sampled_from([0.0, 0.1]), bias=st.booleans(),
+       seed=st.integers(0, 99))  # fmt: skip
+def test_the_loss(rows, vocab, smoothing, bias, seed):
+    torch.manual_seed(seed)
+    states, weight = torch.randn(rows, 24, requires_grad=True), torch.randn(vocab, 24, requires_grad=True)
+    offset = torch.randn(vocab, requires_grad=True) if bias else None
+    targets = torch.randint(0, vocab, (rows,))
+    inputs = [states, weight] + ([offset] if offset is not None else [])
+    ours = vocabulary_cross_entropy(states, weight, offset, targets, smoothing=smoothing).total
+    theirs = cross_entropy(F.linear(states, weight, offset), targets, smoothing=smoothing).total
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-5)
+    for one, other in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(theirs, inputs), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+
+
+def test_a_target_outside_the_vocabulary_is_told():
+    states, weight = torch.randn(3, 8, requires_grad=True), torch.randn(5, 8)
+    with pytest.raises(IndexError, match="a target is not one of the 5 words"):
+        vocabulary_cross_entropy(states, weight, None, torch.tensor([0, 5, 1]))
+
+
+def test_training_is_the_same_without_kernels(monkeypatch):
+    """A model's loss and gradients, all of it together."""
+    from heedful.families.vaswani import vaswani
+    from heedful.model.models import create
+
+    torch.manual_seed(0)
+    model = create(vaswani(vocab=50, width=32, hidden=64, heads=2, layers=2, dropout=0.0)).train()
+    source, target = torch.randint(0, 50, (3, 9)), torch.randint(0, 50, (3, 8))
+    valid = torch.arange(9) < torch.tensor([[9], [4], [7]])
+
+    def gradients():
+        model.zero_grad()
+        states = model.decode(target[:, :-1], model.encode(source, valid=valid)).flatten(0, 1)
+        loss = vocabulary_cross_entropy(*model.last_linear(states), target[:, 1:].flatten(), smoothing=0.1).total
+        loss.backward()
+        return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+    ours = gradients()
+    monkeypatch.setattr(kernels, "NATIVE", None)
+    for one, other in zip(ours, gradients(), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-4)
