@@ -70,7 +70,7 @@ class Plain(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--inside", choices=["plain", "heedful"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:

@@ -10,8 +10,8 @@ PACKAGE = Path(__file__).parents[1] / "src" / "heedful"
 # From the ground up; what stands on one line does not know its neighbours. A part may know every line above it.
 LEVELS = [
     {"config", "files", "memory"},
-    {"text", "model", "objectives", "mini"},
-    {"data", "families", "adapters", "decoding", "evaluation"},
+    {"text", "model", "mini"},
+    {"data", "families", "adapters", "decoding", "evaluation", "objectives"},
     {"checkpoint", "exchange"},
     {"alignment"},
     {"translator", "generator"},
@@ -31,6 +31,7 @@ ONLY = {
     "evaluation": {"text"},
     "families": {"config", "model"},
     "adapters": {"config", "model"},
+    "objectives": {"model"},
     "decoding": {"config", "files", "memory", "text", "model"},
 }
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}

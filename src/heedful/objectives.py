@@ -1,5 +1,6 @@
 """Logits -> loss, as a sum over tokens and their number: divided once, however the tokens were dealt out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from heedful.model.fused import cross_entropy_, fits
+from heedful.model.kernels import Panels
 
+Product = Callable[[Tensor, Tensor], None]
 HELD = 4_000_000  # scores held at a time: few enough for the cache, enough for fast products
 
 
@@ -68,13 +71,13 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         loss = states.new_zeros((), dtype=torch.float64)
         rows = min(len(states), max(128, HELD // vocab))
         scores = states.new_empty(rows, vocab)
+        forwards, backwards = _products(states, weight, bias)
         for start in range(0, len(states), max(1, rows)):
             some = states[start : start + rows]
-            logits = torch.mm(some, weight.T, out=scores[: len(some)])
-            if bias is not None:
-                logits += bias
+            logits = scores[: len(some)]
+            forwards(logits, some)
             loss += _differentiate(logits, targets[start : start + rows], 1 - smoothing)
-            torch.mm(logits, weight, out=d_states[start : start + rows])
+            backwards(d_states[start : start + rows], logits)
             d_weight.addmm_(logits.T, some)
             if d_bias is not None:
                 d_bias += logits.sum(0)
@@ -94,6 +97,22 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         found = [saved * grads[0] for saved in ctx.saved_tensors]
         return found[0], found[1], found[2] if len(found) == 3 else None, None, None
+
+
+def _products(states: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Product, Product]:
+    """y = W x + b and y = W' x, written to their first argument. Ours lay W out once for all rows."""
+    if fits(states, weight) and states.is_contiguous():
+        return Panels(weight, bias).into, Panels(weight.T).into
+
+    def forwards(y: Tensor, x: Tensor) -> None:
+        torch.mm(x, weight.T, out=y)
+        if bias is not None:
+            y += bias
+
+    def backwards(y: Tensor, x: Tensor) -> None:
+        torch.mm(x, weight, out=y)
+
+    return forwards, backwards
 
 
 def _differentiate(logits: Tensor, targets: Tensor, share: float) -> Tensor:

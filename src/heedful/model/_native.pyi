@@ -1,4 +1,4 @@
-# Addresses, sizes and factors, in the order in which native/native.c takes them. kernels.py is the only caller.
+# Addresses, sizes and factors, in the order in which native/native.c takes them. Only kernels.py and fused.py call it.
 VERSION: int
 
 def product(*numbers: float) -> None: ...

@@ -1,12 +1,12 @@
-/* An encoder, and a step of a decoder, on a CPU: what quick.py lays out, and kernels.py, the only caller, hands over as
-   addresses and sizes.
+/* An encoder, and a step of a decoder, on a CPU: what quick.py lays out; and what training does most, for fused.py.
+   kernels.py and fused.py are the only callers. They hand over addresses and sizes.
 
    A step of a small model is over in less time than torch takes to start its parts one by one, and products of few rows
    are where matrix libraries are at their weakest.
 
    vectors.h     eight numbers at a time          attention.h   who looks at what
    product.h     weights times rows               layers.h      all of it, layer by layer
-   rows.h        what is done to each row */
+   rows.h        what is done to each row         training.h    forwards and backwards */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
