@@ -13,7 +13,7 @@ LEVELS = [
     {"text", "model", "mini"},
     {"data", "families", "adapters", "decoding", "evaluation", "objectives"},
     {"checkpoint", "exchange"},
-    {"alignment"},
+    {"alignment", "writer"},
     {"translator", "generator"},
     {"tasks"},
     {"training"},

@@ -5,10 +5,8 @@ translator.translate(["Hello."])[0].text
 """
 
 import math
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -21,43 +19,19 @@ from heedful.checkpoint import load_model, read_config
 from heedful.data.batches import cut
 from heedful.data.padding import pad
 from heedful.data.prepare import load_tokenizers
-from heedful.decoding.beam import History, Hypothesis, search
-from heedful.decoding.diverse import diverse_search
+from heedful.decoding.beam import History, Hypothesis
 from heedful.decoding.generation import GenerationConfig
-from heedful.decoding.greedy import greedy
-from heedful.decoding.required import Phrase, Required
-from heedful.decoding.rules import Rules
-from heedful.decoding.sampling import sample
 from heedful.decoding.shortlist import Shortlist
-from heedful.decoding.stepper import EncoderDecoderStepper, EnsembleStepper, Stepper
-from heedful.decoding.stops import Stops, until
-from heedful.decoding.streams import Streams, cores
+from heedful.decoding.stops import until
+from heedful.decoding.streams import cores
 from heedful.evaluation.metrics import consensus
 from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.model.int8 import quantize_int8
-from heedful.model.quick import quick
 from heedful.text.parts import join, split, words_of_parts
-from heedful.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
-from heedful.text.words import is_unspaced
+from heedful.text.tokenizer import BOS, EOS, UNK, Tokenizer
+from heedful.writer import Request, Writer
 
 CHUNK = 1024  # sentences sorted by length together; also how far a stream reads ahead
-REQUIRED_BEAMS = 10
-
-
-@dataclass(frozen=True)
-class Request:
-    """A text to translate, what its translation must begin with, and phrases it must and must not contain."""
-
-    text: str
-    prefix: str = ""
-    required: Sequence[str] = ()
-    banned: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        for phrase in self.required:
-            for other in self.banned:
-                if other.strip() and other.strip() in phrase:
-                    raise ValueError(f"the phrase {phrase!r} is required, but {other!r} is banned")
 
 
 @dataclass(frozen=True)
@@ -99,12 +73,11 @@ class Translator:
         streams: int = 1,
     ) -> None:
         self.models = [model.eval() for model in models]
-        self.decoders = [quick(model) for model in models]
+        self.writer = Writer(self.models, tokenizers, shortlist=shortlist, streams=streams)
         self.source, self.target = tokenizers[0], tokenizers[-1]
         self.limit = min([limit, *(model.encoder.position.limit or limit for model in models)])
         self.device = next(models[0].parameters()).device
-        self.aligner, self.shortlist, self.streams = aligner, shortlist, streams
-        self._several: tuple[object, Streams[_Batch, list[list[Hypothesis]]], Callable[[], object]] | None = None
+        self.aligner = aligner
 
     def translate(
         self,
@@ -128,7 +101,9 @@ class Translator:
         pieces, owners = self._split(requests)
         histories: list[History] | None = [[] for _ in pieces] if history else None
         gone = None if dropped is None else lambda piece: dropped(owners[piece])
-        written = self._write(pieces, config, (batch_tokens, batch_size), histories, gone)
+        written = self.writer.write(
+            pieces, config, batch_tokens=batch_tokens, batch_size=batch_size, histories=histories, dropped=gone
+        )
         parts: list[list[int]] = [[] for _ in texts]
         for piece, owner in enumerate(owners):
             parts[owner].append(piece)
@@ -143,6 +118,10 @@ class Translator:
                 one = replace(one, history=histories[own[0]])
             found.append(one)
         return found
+
+    def close(self) -> None:
+        """End the streams, if there are any; the next text starts them anew."""
+        self.writer.close()
 
     def align(self, pairs: Sequence[tuple[str, str]]) -> list[Links]:
         """(source word, target word), counted from 0, for each pair."""
@@ -202,123 +181,6 @@ class Translator:
         each = [model(source, target, source_valid=valid).float().log_softmax(-1) for model in self.models]
         return each[0] if len(each) == 1 else torch.stack(each).logsumexp(0) - math.log(len(each))
 
-    def _write(
-        self,
-        requests: list[Request],
-        config: GenerationConfig,
-        sizes: tuple[int, int | None],
-        histories: list[History] | None,
-        dropped: Callable[[int], bool] | None,
-    ) -> list[list[Hypothesis]]:
-        rows = self.source.encode([request.text for request in requests])
-        batches: list[_Batch] = []
-        for demanding in (False, True):
-            # Phrases that are required change the search, so they have batches of their own.
-            asked = [i for i, row in enumerate(rows) if row and bool(requests[i].required) is demanding]
-            if not asked:
-                continue
-            lengths = np.array([[len(rows[index]) + 1] for index in asked])
-            now = config if not demanding else _for_required(config)
-            beams = now.num_return_sequences if now.do_sample else now.num_beams
-            for chosen in cut(np.array(asked), lengths, max(1, sizes[0] // beams)):
-                step = sizes[1] or len(chosen)
-                for start in range(0, len(chosen), step):
-                    some = chosen[start : start + step].tolist()
-                    batches.append(_Batch(now, [_Wanted(index, rows[index], requests[index]) for index in some]))
-        batches.sort(key=lambda batch: -batch.size)  # the longest first, so that streams end together
-        found: list[list[Hypothesis]] = [[] for _ in rows]
-        for batch, hypotheses in zip(batches, self._search_all(batches, histories, dropped), strict=True):
-            for wanted, some_hypotheses in zip(batch.wanted, hypotheses, strict=True):
-                found[wanted.number] = some_hypotheses
-        return found
-
-    def _search_all(
-        self, batches: list["_Batch"], histories: list[History] | None, dropped: Callable[[int], bool] | None
-    ) -> list[list[list[Hypothesis]]]:
-        if min(self.streams, len(batches)) > 1 and histories is None and dropped is None:
-            try:
-                return self._started().map(batches)
-            except BaseException:  # some may still be at work
-                self.close()
-                raise
-        return [self._search(batch, histories, dropped) for batch in batches]
-
-    def _started(self) -> "Streams[_Batch, list[list[Hypothesis]]]":
-        """The streams, with the weights as they are now."""
-        weights = [(id(tensor), tensor._version) for model in self.models for tensor in model.parameters()]
-        now = (weights, self.streams, id(self.shortlist))
-        if self._several is None or self._several[0] != now:
-            self.close()
-            for decoder in self.decoders:
-                if decoder is not None:
-                    decoder.refresh()
-            several = Streams(self._search, self.streams)
-            self._several = (now, several, weakref.finalize(self, several.close))
-        return self._several[1]
-
-    def close(self) -> None:
-        """End the streams, if there are any; the next text starts them anew."""
-        if self._several is not None:
-            self._several[2]()
-            self._several = None
-
-    def _search(
-        self,
-        together: "_Batch",
-        histories: list[History] | None = None,
-        dropped: Callable[[int], bool] | None = None,
-    ) -> list[list[Hypothesis]]:
-        config = together.config
-        copies = config.num_return_sequences if config.do_sample else 1
-        batch = [wanted for wanted in together.wanted for _ in range(copies)]
-        prefixes = self.target.encode([wanted.request.prefix for wanted in batch])
-        required = [self._required(wanted.request.required) for wanted in batch]
-        least = [
-            len(prefix) + sum(len(phrase.inside) + len(phrase.opening) for phrase in phrases) + 1
-            for prefix, phrases in zip(prefixes, required, strict=True)
-        ]
-        limits = [
-            max(config.max_new_tokens or 2 * len(wanted.tokens) + 10, some)
-            for wanted, some in zip(batch, least, strict=True)
-        ]
-        most = min([max(limits), *(model.decoder.position.limit or max(limits) for model in self.models)])
-        if most < max(least):
-            raise ValueError(f"what must be written takes {max(least)} tokens, but the model writes at most {most}")
-        limits = [min(limit, most) for limit in limits]
-        rules = Rules(
-            config=config,
-            eos=EOS,
-            never=(PAD, BOS),
-            banned=self._banned(batch),
-            prefixes=prefixes if any(prefixes) else (),
-            required=[
-                Required(phrases, limit, EOS, self.continues) for phrases, limit in zip(required, limits, strict=True)
-            ]
-            if any(required)
-            else (),
-            stops=Stops(self.target, config.stop_strings) if config.stop_strings else None,
-        )
-        source, valid = (tensor.to(self.device) for tensor in pad([wanted.tokens for wanted in batch], last=EOS))
-        allowed = self._allowed(source, prefixes, required)
-        steppers: list[Stepper] = [
-            EncoderDecoderStepper(model, source, valid, length=max(limits), allowed=allowed, quick=decoder)
-            for model, decoder in zip(self.models, self.decoders, strict=True)
-        ]
-        stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
-        first = torch.full((len(batch),), BOS, device=self.device)
-        if config.num_beam_groups > 1:
-            return diverse_search(stepper, first, config, eos=EOS, limits=limits, rules=rules)
-        if not config.do_sample:
-            gone = (lambda sentence: False) if dropped is None else lambda sentence: dropped(batch[sentence].number)
-            if config.num_beams == 1 and histories is None and not rules.look_back:
-                return [[one] for one in greedy(stepper, first, limits=limits, rules=rules, dropped=gone)]
-            into = None if histories is None else [histories[wanted.number] for wanted in batch]
-            return search(stepper, first, config, eos=EOS, limits=limits, rules=rules, histories=into, dropped=gone)
-        names = [wanted.number * copies + place % copies for place, wanted in enumerate(batch)]
-        drawn = sample(stepper, first, config, eos=EOS, limits=limits, rules=rules, names=names)
-        groups = [drawn[start : start + copies] for start in range(0, len(drawn), copies)]
-        return [sorted(group, key=lambda hypothesis: -hypothesis.score) for group in groups]
-
     def parts(self, text: str) -> list[str]:
         """The text as it is translated: whole, or in parts if it is too long for the model."""
         text = text.strip()
@@ -372,70 +234,6 @@ class Translator:
                     written += text[begin:end]
                 start = place + 1
         return written
-
-    def _allowed(self, source: Tensor, prefixes: list[list[int]], required: list[list[Phrase]]) -> Tensor | None:
-        """With a shortlist, the words each sentence may use: its own, and those it must; sentences vocab."""
-        if self.shortlist is None:
-            return None
-        allowed = self.shortlist.allowed(source, self.models[0].config.vocab)
-        for row, (prefix, phrases) in enumerate(zip(prefixes, required, strict=True)):
-            allowed[row, [*prefix, *(token for phrase in phrases for form in phrase.forms for token in form)]] = True
-        return allowed
-
-    def _required(self, phrases: Sequence[str]) -> list[Phrase]:
-        plain = [phrase.strip() for phrase in phrases if phrase.strip()]
-        opening, inside = self.target.encode(plain), self.target.encode([" " + phrase for phrase in plain])
-        return [
-            Phrase(tuple(first), tuple(first if is_unspaced(text) else other), whole=not is_unspaced(text[-1]))
-            for text, first, other in zip(plain, opening, inside, strict=True)
-        ]
-
-    def _banned(self, batch: list["_Wanted"]) -> list[list[list[int]]]:
-        """As a phrase is cut at the start of a text, and after a space."""
-        if not any(wanted.request.banned for wanted in batch):
-            return []
-        known: dict[tuple[str, ...], list[list[int]]] = {}
-        for wanted in batch:
-            phrases = tuple(phrase.strip() for phrase in wanted.request.banned if phrase.strip())
-            if phrases not in known:
-                known[phrases] = self.target.encode([form for phrase in phrases for form in (phrase, " " + phrase)])
-        return [known[tuple(p.strip() for p in wanted.request.banned if p.strip())] for wanted in batch]
-
-    @cached_property
-    def continues(self) -> Tensor:
-        """Whether a token goes on with a word: it begins with a letter or digit, without a space before it."""
-        texts = self.target.decode([token] for token in range(self.target.vocab))
-        return torch.tensor([not is_unspaced(text[:1]) for text in texts], device=self.device)
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """A request on its way through the search: its number, the tokens of its text."""
-
-    number: int
-    tokens: list[int]
-    request: Request
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """What is searched for together."""
-
-    config: GenerationConfig
-    wanted: list[_Wanted]
-
-    @property
-    def size(self) -> int:
-        return len(self.wanted) * max(len(wanted.tokens) for wanted in self.wanted)
-
-
-def _for_required(config: GenerationConfig) -> GenerationConfig:
-    """Phrases that are required share out the beam, so it needs some width. The likeliest text with them is wanted, by
-    the sum: an average would pay for adding words, since they thin out what the phrases cost."""
-    if config.do_sample or config.num_beam_groups > 1:
-        raise ValueError("required phrases go with beam search; leave out do_sample and num_beam_groups")
-    width = max(config.num_beams, REQUIRED_BEAMS)
-    return config.model_copy(update={"num_beams": width, "length_penalty": 0.0, "alpha": 0.0})
 
 
 def _join(parts: list[list[Alternative]]) -> Translation:

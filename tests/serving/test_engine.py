@@ -7,7 +7,8 @@ import pytest
 
 from heedful.decoding.generation import GenerationConfig
 from heedful.serving.engine import BusyError, ClosedError, Engine, Settings
-from heedful.translator import Request, Translation
+from heedful.translator import Translation
+from heedful.writer import Request
 
 PLAIN = Settings(GenerationConfig())
 

@@ -99,7 +99,8 @@ def inspect(
         raise ValueError(f"the page needs {error.name}: pip install 'heedful[serve]'") from None
     from heedful.decoding.generation import GenerationConfig
     from heedful.files import write_text
-    from heedful.translator import Request, load
+    from heedful.translator import load
+    from heedful.writer import Request
 
     translator = load(model)
     if not text.strip():

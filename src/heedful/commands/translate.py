@@ -10,7 +10,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from heedful.translator import Request, Translation
+    from heedful.translator import Translation
+    from heedful.writer import Request
 
 FORMATS = ("plain", "nbest", "jsonl", "pharaoh", "words")
 READ_AHEAD = 512  # lines translated together; a person at a terminal is answered line by line
@@ -123,7 +124,7 @@ def translate(
 
 def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "Request":
     """What a line asks for. If it contradicts itself, it says so and comes out empty; the other lines go on."""
-    from heedful.translator import Request
+    from heedful.writer import Request
 
     wanted = [*required, *map(str, entry.get("constraints", ()))]
     unwanted = [*banned, *map(str, entry.get("avoid", ()))]

@@ -13,8 +13,8 @@ from heedful.serving.engine import BusyError, ClosedError, Job, Settings
 from heedful.serving.limits import Keys, RefusedError
 from heedful.serving.metrics import Metrics
 from heedful.serving.models import Models, Translating
-from heedful.translator import Request as Text
 from heedful.translator import Translation
+from heedful.writer import Request as Text
 
 POLL = 0.25  # seconds between looks whether a client is still there
 

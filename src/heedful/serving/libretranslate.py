@@ -14,8 +14,8 @@ from heedful.serving.detection import detect
 from heedful.serving.engine import Settings
 from heedful.serving.limits import RefusedError, bearer
 from heedful.serving.models import NAMES, Translating
-from heedful.translator import Request as Text
 from heedful.translator import Translation
+from heedful.writer import Request as Text
 
 MOST_ALTERNATIVES = 8
 TAG = re.compile(r"<(?:!--|(?P<raw>script|style)\b|[a-z/!?])", re.IGNORECASE)

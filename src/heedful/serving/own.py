@@ -19,8 +19,8 @@ from heedful.serving.limits import RefusedError, bearer
 from heedful.serving.models import Translating, Writing
 from heedful.text.tokenizer import EOS, Tokenizer
 from heedful.text.words import words
-from heedful.translator import Request as Text
 from heedful.translator import Translation, Translator
+from heedful.writer import Request as Text
 
 Phrase = Annotated[str, Field(max_length=200)]
 Phrases = Annotated[list[Phrase], Field(max_length=20)]
