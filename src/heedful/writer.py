@@ -157,14 +157,16 @@ class Writer:
         prefixes = self.target.encode([wanted.request.prefix for wanted in batch])
         required = [self._required(wanted.request.required) for wanted in batch]
         limits = self._limits(batch, prefixes, required, config)
-        demands = [Required(each, limit, EOS, self.continues) for each, limit in zip(required, limits, strict=True)]
+        demands: list[Required] = []
+        if any(required):
+            demands = [Required(each, limit, EOS, self.continues) for each, limit in zip(required, limits, strict=True)]
         rules = Rules(
             config=config,
             eos=EOS,
             never=(PAD, BOS),
             banned=self._banned(batch),
             prefixes=prefixes if any(prefixes) else (),
-            required=demands if any(required) else (),
+            required=demands,
             stops=Stops(self.target, config.stop_strings) if config.stop_strings else None,
         )
         source, valid = (tensor.to(self.device) for tensor in pad([wanted.tokens for wanted in batch], last=EOS))
