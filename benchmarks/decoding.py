@@ -172,7 +172,7 @@ def ours(size: str, engine: str, beam: int, batch: int) -> Work:
     import torch
     from work import EOS, OUT, PAD, THREADS
 
-    from heedful import translator
+    from heedful import translator, writer
     from heedful.decoding.generation import GenerationConfig
     from heedful.exchange.hugging_face import load
     from heedful.model.int8 import quantize_int8
@@ -187,7 +187,7 @@ def ours(size: str, engine: str, beam: int, batch: int) -> Work:
             return [" ".join(map(str, row)) for row in rows]
 
     torch.set_num_threads(THREADS)
-    translator.BOS, translator.EOS, translator.PAD = PAD, EOS, PAD
+    writer.BOS, writer.EOS, writer.PAD = PAD, EOS, PAD
     model = load(folder(size, "marian")).model
     if engine.endswith("int8"):
         quantize_int8(model)
