@@ -140,6 +140,8 @@ def test_they_are_compiled_where_there_is_a_compiler():
     compiler = shutil.which("gcc") and "gcc" in (sysconfig.get_config_var("CC") or "") and header.exists()
     if compiler and processor.exists() and "avx2" in processor.read_text() and os.environ.get(SWITCH) != "off":
         assert NATIVE is not None, MISSING
+        best = "avx512_vnni" in processor.read_text() and not os.environ.get(SWITCH)
+        assert not best or NATIVE.PROCESSOR == "AVX-512"
 
 
 def test_they_can_be_turned_off():
@@ -148,6 +150,22 @@ def test_they_can_be_turned_off():
         [sys.executable, "-c", code], env={**os.environ, SWITCH: "off"}, capture_output=True, text=True, check=True
     )
     assert found.stdout == "None HEEDFUL_KERNELS is off\n"
+
+
+def test_what_is_asked_for_must_be_there():
+    found = subprocess.run(
+        [sys.executable, "-m", "heedful", "doctor"], env={**os.environ, SWITCH: "no"}, capture_output=True, text=True
+    )
+    assert found.returncode == 2
+    assert "HEEDFUL_KERNELS is 'no'; choose off or avx2, or leave it out" in found.stderr
+
+
+@pytest.mark.skipif(NATIVE is None or NATIVE.PROCESSOR != "AVX-512", reason="there is but one kind of kernels here")
+def test_those_for_lesser_processors_do_the_same():
+    files = [str(Path(__file__).with_name(name)) for name in ("test_kernels.py", "test_fused.py", "test_quick.py")]
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", *files]
+    done = subprocess.run(command, env={**os.environ, SWITCH: "avx2"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 @needed

@@ -44,7 +44,7 @@ def examine() -> dict[str, Any]:
         "torch": torch.__version__,
         "processor": _processor(),
         "cores": f"{os.cpu_count()}, of which torch uses {torch.get_num_threads()}",
-        "kernels": f"torch's only ({MISSING})" if NATIVE is None else "our own, compiled",
+        "kernels": f"torch's only ({MISSING})" if NATIVE is None else f"our own, for {NATIVE.PROCESSOR}",
         "memory free": f"{free / 2**30:.1f} GiB" if free else "unknown",
         "GPU": ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) or "none",
         "trains on": f"{device}, in {choose(torch.device(device))}",

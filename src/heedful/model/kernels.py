@@ -1,12 +1,14 @@
 """Our own kernels for the CPU (native/), on tensors. They are compiled when heedful is installed.
 
 Where that was not possible, or the processor lacks what they need, `NATIVE` is None and torch does everything;
-HEEDFUL_KERNELS=off in the environment asks for that. C does not check what it is given: the functions here do.
+HEEDFUL_KERNELS=off in the environment asks for that, avx2 for those without AVX-512. C does not check what it is given: the functions here do.
 """
 
+import importlib
 import os
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,16 +16,29 @@ from torch import Tensor
 
 VERSION = 2  # native/native.c's: raised there and here when what they hand each other changes
 PANEL = 16  # outputs side by side, as in native/product.h
-MISSING = ""  # why there are none
-try:
-    if os.environ.get("HEEDFUL_KERNELS") == "off":
-        raise ImportError("HEEDFUL_KERNELS is off")
-    from heedful.model import _native as NATIVE
 
-    if NATIVE.VERSION != VERSION:
-        raise ImportError("compiled from another version; install heedful again")
-except ImportError as error:
-    NATIVE, MISSING = None, str(error)  # type: ignore[assignment]
+
+def _compiled() -> tuple[Any, str]:
+    """The kernels for this processor, or None and why there are none."""
+    asked = os.environ.get("HEEDFUL_KERNELS", "")
+    if asked not in ("", "off", "avx2"):
+        raise ValueError(f"HEEDFUL_KERNELS is {asked!r}; choose off or avx2, or leave it out")
+    if asked == "off":
+        return None, "HEEDFUL_KERNELS is off"
+    why = ""
+    for name in ["_native"] if asked else ["_native_avx512", "_native"]:
+        try:
+            found = importlib.import_module(f"heedful.model.{name}")
+        except ImportError as error:
+            why = str(error)
+            continue
+        if found.VERSION == VERSION:
+            return found, ""
+        why = "compiled from another version; install heedful again"
+    return None, why
+
+
+NATIVE, MISSING = _compiled()
 
 
 def suits(*tensors: Tensor) -> bool:

@@ -201,16 +201,35 @@ static PyMethodDef functions[] = {
 _Static_assert(sizeof(Layer) == 39 * 8, "quick.py writes it as 39 numbers");
 _Static_assert(DEEP % 2 == 0 && DEEP * 127LL * 32767 <= INT32_MAX, "sums of int8 must be exact");
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, functions, NULL, NULL, NULL, NULL};
+#if defined(AVX512)
+#define NAME "_native_avx512"
+#define START PyInit__native_avx512
+#else
+#define NAME "_native"
+#define START PyInit__native
+#endif
 
-PyMODINIT_FUNC PyInit__native(void) {
-#if defined(__x86_64__)
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
-        PyErr_SetString(PyExc_ImportError, "this processor has no AVX2");
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, NAME, NULL, -1, functions, NULL, NULL, NULL, NULL};
+
+/* Whether this processor has what this was compiled for. */
+static int runs_here(void) {
+#if defined(AVX512)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+#elif defined(__x86_64__)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return 1;
+#endif
+}
+
+PyMODINIT_FUNC START(void) {
+    if (!runs_here()) {
+        PyErr_SetString(PyExc_ImportError, "this processor lacks " PROCESSOR);
         return NULL;
     }
-#endif
     PyObject *made = PyModule_Create(&module);
+    if (made) PyModule_AddStringConstant(made, "PROCESSOR", PROCESSOR);
     if (made) PyModule_AddIntConstant(made, "VERSION", 2); /* raised when what kernels.py hands over changes */
     return made;
 }

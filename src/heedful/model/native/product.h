@@ -5,10 +5,20 @@
 
 #include "vectors.h"
 
-#define PANEL 16        /* outputs side by side */
-#define TILE 6          /* rows at once: 6 x 16 sums are in registers */
-#define DEEP 512        /* inputs at once: those of 16 outputs stay in the nearest cache */
-#define HIGH 192        /* rows at once: 512 numbers of each stay in the next one */
+#define PANEL 16              /* outputs side by side */
+#define PARTS (PANEL / LANES) /* of a panel, each in a register */
+#define TILE (12 / PARTS)     /* rows at once: 12 registers hold their sums */
+#define SUMS (PARTS == 2 ? 12 : 24) /* the most that registers hold beside the rest */
+#define ACROSS 4              /* panels at once, at most, where rows are few: sums that do not wait for each other */
+#define DEEP 512              /* inputs at once: those of 16 outputs stay in the nearest cache */
+#define HIGH 192              /* rows at once: 512 numbers of each stay in the next one */
+
+/* CASE for each number of rows that is less than a tile. */
+#if PARTS == 2
+#define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
+#else
+#define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11)
+#endif
 
 /* y = x W + b, or y + x W + b. */
 typedef struct {
@@ -23,99 +33,134 @@ typedef struct {
     int add, relu;
 } Product;
 
-INLINE void begin(int rows, Eight sums[TILE][2], const float *y, Count stride, const float *bias, int add) {
+INLINE void begin(int rows, int parts, Line sums[][ACROSS * PARTS], const float *y, Count stride, const float *bias,
+                  int add) {
     for (int row = 0; row < rows; row++)
-        for (int half = 0; half < 2; half++) {
-            Eight sum = {0};
-            if (add) sum += load(y + row * stride + 8 * half);
-            if (bias) sum += load(bias + 8 * half);
-            sums[row][half] = sum;
+        for (int part = 0; part < parts; part++) {
+            Line sum = {0};
+            if (add) sum += load_line(y + row * stride + LANES * part);
+            if (bias) sum += load_line(bias + LANES * part);
+            sums[row][part] = sum;
         }
 }
 
-INLINE void end(int rows, Eight sums[TILE][2], float *y, Count stride, int relu) {
+INLINE void end(int rows, int parts, Line sums[][ACROSS * PARTS], float *y, Count stride, int relu) {
     for (int row = 0; row < rows; row++)
-        for (int half = 0; half < 2; half++) {
-            Eight sum = sums[row][half];
-            if (relu) sum = (Eight)((Whole)sum & (sum > 0));
-            store(y + row * stride + 8 * half, sum);
+        for (int part = 0; part < parts; part++) {
+            Line sum = sums[row][part];
+            if (relu) sum = (Line)((WholeLine)sum & (sum > 0));
+            store_line(y + row * stride + LANES * part, sum);
         }
 }
 
-INLINE void add_floats(int rows, Eight sums[TILE][2], const float *x, Count stride, const float *w, Count depth) {
-    for (Count k = 0; k < depth; k++) {
-        Eight left = load(w + k * PANEL), right = load(w + k * PANEL + 8);
-        for (int row = 0; row < rows; row++) {
-            sums[row][0] += x[row * stride + k] * left;
-            sums[row][1] += x[row * stride + k] * right;
+/* `panel`: numbers from one panel to the next. */
+INLINE void add_floats(int rows, int across, Line sums[][ACROSS * PARTS], const float *x, Count stride, const float *w,
+                       Count panel, Count depth) {
+    for (Count k = 0; k < depth; k++)
+        for (int one = 0; one < across; one++) {
+            Line lines[PARTS];
+            for (int part = 0; part < PARTS; part++) lines[part] = load_line(w + one * panel + k * PANEL + LANES * part);
+            for (int row = 0; row < rows; row++)
+                for (int part = 0; part < PARTS; part++)
+                    sums[row][one * PARTS + part] += x[row * stride + k] * lines[part];
         }
-    }
 }
+
+#if defined(AVX512)
+typedef __m512i Widened;
+INLINE Widened widened(const int8_t *at) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)at)); }
+INLINE WholeLine add_pairs(WholeLine sum, const int16_t *pair, Widened line) {
+    int32_t both;
+    memcpy(&both, pair, 4);
+    return (WholeLine)_mm512_dpwssd_epi32((__m512i)sum, _mm512_set1_epi32(both), line);
+}
+#elif defined(__x86_64__)
+typedef __m256i Widened;
+INLINE Widened widened(const int8_t *at) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)at)); }
+INLINE WholeLine add_pairs(WholeLine sum, const int16_t *pair, Widened line) {
+    int32_t both;
+    memcpy(&both, pair, 4);
+    sum += (WholeLine)_mm256_madd_epi16(_mm256_set1_epi32(both), line);
+    __asm__("" : "+x"(sum)); /* one after the other, or registers run out */
+    return sum;
+}
+#endif
 
 /* Sums of whole numbers are exact: 512 products of 15 bits by 7 fit into 31. */
-INLINE void sum_int8(int rows, Whole exact[TILE][2], const int16_t *x, Count stride, const int8_t *w, Count depth) {
-    for (int row = 0; row < rows; row++) exact[row][0] = exact[row][1] = (Whole){0};
-    for (Count k = 0; k < depth; k += 2) { /* depth is even */
+INLINE void sum_int8(int rows, int across, WholeLine exact[][ACROSS * PARTS], const int16_t *x, Count stride,
+                     const int8_t *w, Count panel, Count depth) {
+    for (int row = 0; row < rows; row++)
+        for (int part = 0; part < across * PARTS; part++) exact[row][part] = (WholeLine){0};
+    for (Count k = 0; k < depth; k += 2) /* depth is even */
+        for (int one = 0; one < across; one++) {
+            const int8_t *at = w + one * panel + k * PANEL;
 #if defined(__x86_64__)
-        __m256i left = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(w + k * PANEL)));
-        __m256i right = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(w + k * PANEL + 16)));
-        for (int row = 0; row < rows; row++) {
-            int32_t pair;
-            memcpy(&pair, x + row * stride + k, 4);
-            __m256i both = _mm256_set1_epi32(pair);
-            exact[row][0] += (Whole)_mm256_madd_epi16(both, left);
-            exact[row][1] += (Whole)_mm256_madd_epi16(both, right);
-            __asm__("" : "+x"(exact[row][0]), "+x"(exact[row][1])); /* one row after the other, or registers run out */
-        }
-#else
-        for (int row = 0; row < rows; row++) {
-            const int16_t *pair = x + row * stride + k;
-            for (int column = 0; column < PANEL; column++) {
-                const int8_t *both = w + k * PANEL + 2 * column;
-                exact[row][column / 8][column % 8] += pair[0] * both[0] + pair[1] * both[1];
-            }
-        }
+            Widened lines[PARTS];
+            for (int part = 0; part < PARTS; part++) lines[part] = widened(at + 2 * LANES * part);
 #endif
-    }
+            for (int row = 0; row < rows; row++)
+                for (int part = 0; part < PARTS; part++) {
+                    const int16_t *pair = x + row * stride + k;
+                    WholeLine *sum = &exact[row][one * PARTS + part];
+#if defined(__x86_64__)
+                    *sum = add_pairs(*sum, pair, lines[part]);
+#else
+                    for (int lane = 0; lane < LANES; lane++) {
+                        const int8_t *both = at + 2 * (LANES * part + lane);
+                        (*sum)[lane] += pair[0] * both[0] + pair[1] * both[1];
+                    }
+#endif
+                }
+        }
 }
 
-INLINE void tile(int rows, const Product *job, Count row, Count panel, Count from, Count depth) {
-    Count column = panel * PANEL, room = job->columns - column, stride = job->columns;
-    int last = from + depth == job->depth, add = job->add || from > 0;
+/* `rows` rows of `across` panels. */
+INLINE void tile(int rows, int across, const Product *job, Count row, Count panel, Count from, Count depth) {
+    Count column = panel * PANEL, room = job->columns - column, stride = job->columns, size = job->depth * PANEL;
+    int last = from + depth == job->depth, add = job->add || from > 0, parts = across * PARTS;
     const float *bias = job->bias && !from ? job->bias + column : NULL;
     float *y = job->y + row * stride + column, edge[TILE * PANEL];
-    if (room < PANEL) { /* fewer than sixteen are left */
+    if (across == 1 && room < PANEL) { /* fewer than sixteen are left */
         for (int i = 0; i < rows * PANEL; i++) edge[i] = i % PANEL < room ? y[i / PANEL * stride + i % PANEL] : 0;
         y = edge, stride = PANEL;
     }
-    Eight sums[TILE][2];
-    Count start = panel * job->depth * PANEL + from * PANEL, place = row * job->depth + from;
+    Line sums[TILE][ACROSS * PARTS];
+    Count start = panel * size + from * PANEL, place = row * job->depth + from;
     if (job->whole) {
-        Whole exact[TILE][2];
-        sum_int8(rows, exact, job->whole + place, job->depth, (const int8_t *)job->weight + start, depth);
-        begin(rows, sums, y, stride, bias, add);
+        WholeLine exact[TILE][ACROSS * PARTS];
+        sum_int8(rows, across, exact, job->whole + place, job->depth, (const int8_t *)job->weight + start, size, depth);
+        begin(rows, parts, sums, y, stride, bias, add);
         for (int one = 0; one < rows; one++)
-            for (int half = 0; half < 2; half++)
-                sums[one][half] += __builtin_convertvector(exact[one][half], Eight) *
-                                   (job->steps[row + one] * load(job->scales + column + 8 * half));
+            for (int part = 0; part < parts; part++)
+                sums[one][part] += __builtin_convertvector(exact[one][part], Line) *
+                                   (job->steps[row + one] * load_line(job->scales + column + LANES * part));
     } else {
-        begin(rows, sums, y, stride, bias, add);
-        add_floats(rows, sums, job->x + place, job->depth, (const float *)job->weight + start, depth);
+        begin(rows, parts, sums, y, stride, bias, add);
+        add_floats(rows, across, sums, job->x + place, job->depth, (const float *)job->weight + start, size, depth);
     }
-    end(rows, sums, y, stride, job->relu && last);
-    if (room < PANEL)
+    end(rows, parts, sums, y, stride, job->relu && last);
+    if (across == 1 && room < PANEL)
         for (int i = 0; i < rows * PANEL; i++)
             if (i % PANEL < room) job->y[(row + i / PANEL) * job->columns + column + i % PANEL] = edge[i];
 }
 
-FAST static void tiles(const Product *job, Count row, Count end, Count panel, Count from, Count depth) {
-    for (; row + TILE <= end; row += TILE) tile(TILE, job, row, panel, from, depth);
-    switch (end - row) {
-    case 5: tile(5, job, row, panel, from, depth); break;
-    case 4: tile(4, job, row, panel, from, depth); break;
-    case 3: tile(3, job, row, panel, from, depth); break;
-    case 2: tile(2, job, row, panel, from, depth); break;
-    case 1: tile(1, job, row, panel, from, depth); break;
+/* Fewer rows than a tile, in all panels from `panel` to `end`. */
+INLINE void few(int rows, const Product *job, Count row, Count panel, Count end, Count from, Count depth) {
+    const int each = rows * PARTS, across = 4 * each <= SUMS ? 4 : 2 * each <= SUMS ? 2 : 1;
+    Count whole = job->columns / PANEL < end ? job->columns / PANEL : end; /* the last may not be full */
+    for (; panel + across <= whole; panel += across) tile(rows, across, job, row, panel, from, depth);
+    for (; panel < end; panel++) tile(rows, 1, job, row, panel, from, depth);
+}
+
+FAST static void tiles(const Product *job, Count row, Count until, Count first, Count end, Count from, Count depth) {
+    Count rest = (until - row) % TILE;
+    if (until - row >= TILE)
+        for (Count panel = first; panel < end; panel++)
+            for (Count some = row; some + TILE <= until; some += TILE) tile(TILE, 1, job, some, panel, from, depth);
+    switch (rest) {
+#define CASE(rows) case rows: few(rows, job, until - rest, first, end, from, depth); break;
+        CASES
+#undef CASE
     }
 }
 
@@ -124,8 +169,7 @@ FAST static void panels(const Product *job, Count first, Count end) {
     for (Count row = 0; row < job->rows; row += HIGH) {
         Count until = row + HIGH < job->rows ? row + HIGH : job->rows;
         for (Count from = 0; from < job->depth; from += deep)
-            for (Count panel = first; panel < end; panel++)
-                tiles(job, row, until, panel, from, from + deep < job->depth ? deep : job->depth - from);
+            tiles(job, row, until, first, end, from, from + deep < job->depth ? deep : job->depth - from);
     }
 }
 

@@ -8,16 +8,14 @@
 /* Sixteen columns of y = x w, or y + x w, where x is read as x[row * across + k * along] and w[k * step + column]. */
 INLINE void strip(int rows, const float *x, Count across, Count along, const float *w, Count step, Count depth, float *y,
                   Count stride, int add) {
-    Eight sums[TILE][2];
-    begin(rows, sums, y, stride, NULL, add);
-    for (Count k = 0; k < depth; k++, x += along, w += step) {
-        Eight left = load(w), right = load(w + 8);
-        for (int row = 0; row < rows; row++) {
-            sums[row][0] += x[row * across] * left;
-            sums[row][1] += x[row * across] * right;
+    Line sums[TILE][ACROSS * PARTS];
+    begin(rows, PARTS, sums, y, stride, NULL, add);
+    for (Count k = 0; k < depth; k++, x += along, w += step)
+        for (int part = 0; part < PARTS; part++) {
+            Line line = load_line(w + LANES * part);
+            for (int row = 0; row < rows; row++) sums[row][part] += x[row * across] * line;
         }
-    }
-    end(rows, sums, y, stride, 0);
+    end(rows, PARTS, sums, y, stride, 0);
 }
 
 /* The same for all columns, a multiple of sixteen. */
@@ -30,11 +28,9 @@ FAST static void multiply(const float *x, Count across, Count along, const float
         const float *from = x + row * across;
         float *to = y + row * stride;
         switch (rows - row) {
-        case 5: strip(5, from, across, along, w, step, depth, to, stride, add); break;
-        case 4: strip(4, from, across, along, w, step, depth, to, stride, add); break;
-        case 3: strip(3, from, across, along, w, step, depth, to, stride, add); break;
-        case 2: strip(2, from, across, along, w, step, depth, to, stride, add); break;
-        case 1: strip(1, from, across, along, w, step, depth, to, stride, add); break;
+#define CASE(rows) case rows: strip(rows, from, across, along, w, step, depth, to, stride, add); break;
+            CASES
+#undef CASE
         }
     }
 }
