@@ -98,6 +98,48 @@ def test_gradients_side_by_side_are_joined_without_a_copy(monkeypatch):
     assert copies
 
 
+@few
+@given(rows=st.one_of(st.integers(32, 60), st.integers(250, 530)), inputs=st.integers(1, 9).map(lambda n: 16 * n),
+       outputs=st.integers(1, 9).map(lambda n: 16 * n), bias=st.booleans(), threads=st.integers(1, 3),
+       frozen=st.booleans(), seed=st.integers(0, 99))  # fmt: skip
+def test_a_linear_map(rows, inputs, outputs, bias, threads, frozen, seed):
+    torch.manual_seed(seed)
+    x = torch.randn(rows, inputs, requires_grad=True)
+    weight = torch.randn(outputs, inputs, requires_grad=not frozen)
+    offset = torch.randn(outputs, requires_grad=True) if bias else None
+    leaves = [one for one in (x, weight, offset) if one is not None and one.requires_grad]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        y = fused.linear(x, weight, offset)
+        assert "_Linear" in type(y.grad_fn).__name__
+        outer = torch.randn(y.shape)
+        found = torch.autograd.grad(y, leaves, outer)
+    finally:
+        torch.set_num_threads(before)
+    wanted = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
+    torch.testing.assert_close(y.double(), wanted, atol=1e-4, rtol=1e-4)
+    for one, other in zip(found, torch.autograd.grad(wanted, leaves, outer.double()), strict=True):
+        torch.testing.assert_close(one, other.float(), atol=3e-4, rtol=3e-4)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(2048, 48), (48, 2048), (1040, 1024)])
+def test_a_linear_map_of_sizes_that_are_cut_into_blocks(inputs, outputs):
+    test_a_linear_map.hypothesis.inner_test(390, inputs, outputs, True, 2, False, 0)
+
+
+def test_a_linear_map_that_the_kernels_do_not_take():
+    weight, x = torch.randn(32, 48, requires_grad=True), torch.randn(40, 48)
+    cases = [(x[:8], weight), (x, weight[:31]), (x[:, :47], weight[:, :47]), (x.T.contiguous().T, weight)]
+    cases += [(x.double(), weight.double()), (x, weight.detach())]
+    for given, by in cases:
+        y = fused.linear(given, by, None)
+        assert "_Linear" not in type(y.grad_fn).__name__
+        torch.testing.assert_close(y, given @ by.T)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fused.linear(x, weight, None).dtype == torch.bfloat16
+
+
 def test_a_split_of_which_one_part_is_used_alone():
     linear, x = FusedLinear(8, (4, 6)), torch.randn(3, 7, 8, requires_grad=True)
     first, _ = linear(x)
@@ -189,8 +231,8 @@ def test_training_is_the_same_without_kernels(monkeypatch):
 
     torch.manual_seed(0)
     model = create(vaswani(vocab=50, width=32, hidden=64, heads=2, layers=2, dropout=0.0)).train()
-    source, target = torch.randint(0, 50, (3, 9)), torch.randint(0, 50, (3, 8))
-    valid = torch.arange(9) < torch.tensor([[9], [4], [7]])
+    source, target = torch.randint(0, 50, (5, 9)), torch.randint(0, 50, (5, 8))
+    valid = torch.arange(9) < torch.tensor([[9], [4], [7], [1], [9]])
 
     def gradients():
         model.zero_grad()

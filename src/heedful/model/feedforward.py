@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from heedful.config import Config, Probability, Size
 from heedful.model.dropout import Dropout
 from heedful.model.fused import gelu, gelu_tanh, silu
-from heedful.model.linear import FusedLinear, linear_parameters
+from heedful.model.linear import FusedLinear, Linear, linear_parameters
 from heedful.model.mask import Mask
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"]
@@ -70,7 +70,7 @@ class FeedForward(nn.Module):
         parts = (config.hidden, config.hidden) if self.gated else (config.hidden,)
         self.input = FusedLinear(width * config.kernel, parts, bias=config.bias)
         self.dropout = Dropout(config.dropout)
-        self.output = nn.Linear(config.hidden * config.kernel, width, bias=config.bias)
+        self.output = Linear(config.hidden * config.kernel, width, bias=config.bias)
 
     def forward(self, x: Tensor, *, mask: Mask) -> Tensor:
         if self.kernel == 1:

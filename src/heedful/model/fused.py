@@ -15,6 +15,7 @@ from heedful.model.kernels import floats
 
 WIDE = 16  # the width of a head is a multiple of it, as native/training.h has it
 BLOCK = 48  # queries at a time there
+FEW = 32  # rows from which on it is worth it to lay out weights anew for each product
 
 
 def fits(*tensors: Tensor) -> bool:
@@ -103,6 +104,47 @@ def _beside(*parts: Tensor) -> list[Tensor]:
             count += 1
         found += floats(batch, time, count, heads, head).transpose(1, 3).unbind(2)
     return found
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """W x + b. x: anything inputs; weight: outputs inputs"""
+    trains = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    outputs, inputs = weight.shape
+    if (
+        trains
+        and inputs % WIDE == 0 == outputs % WIDE
+        and x.numel() >= FEW * inputs
+        and not torch.is_autocast_enabled("cpu")
+        and _fits_whole(x, weight, *([] if bias is None else [bias]))
+    ):
+        return _Linear.apply(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        y = floats(*x.shape[:-1], len(weight))
+        _linear(x, weight, bias, y, None, None, None)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight), d_y = ctx.saved_tensors, grads[0].contiguous()
+        for_x, for_weight, for_bias = ctx.needs_input_grad
+        d_x, d_weight = torch.empty_like(x) if for_x else None, torch.empty_like(weight) if for_weight else None
+        _linear(x, weight, None, None, d_y, d_x, d_weight)
+        return d_x, d_weight, d_y.flatten(0, -2).sum(0) if for_bias else None
+
+
+def _linear(x: Tensor, weight: Tensor, *others: Tensor | None) -> None:
+    assert kernels.NATIVE is not None
+    threads, (outputs, inputs) = torch.get_num_threads(), weight.shape
+    scratch = floats(kernels.NATIVE.linear_room(inputs, outputs, threads))
+    at = (0 if one is None else one.data_ptr() for one in (x, weight, *others))
+    kernels.NATIVE.linear(*at, x.numel() // inputs, inputs, outputs, scratch.data_ptr(), threads)
 
 
 def gelu(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from heedful.model.dropout import Dropout
 from heedful.model.embedding import Embedding
 from heedful.model.feedforward import FUNCTIONS
 from heedful.model.kernels import Panels, suits
-from heedful.model.linear import linear_parameters
+from heedful.model.linear import Linear, linear_parameters
 from heedful.model.norm import NormConfig
 
 
@@ -45,7 +45,7 @@ class Vocabulary(nn.Module):
     def __init__(self, config: VocabularyConfig, *, width: int, table_width: int, vocab: int, tied: bool) -> None:
         super().__init__()
         self.factor = width**-0.5 if config.scale else 1.0
-        self.lower = nn.Linear(width, table_width) if table_width != width else nn.Identity()
+        self.lower = Linear(width, table_width) if table_width != width else nn.Identity()
         self.table = None if tied else Embedding(vocab, table_width, scale=False)
         self.bias = nn.Parameter(torch.zeros(vocab)) if config.bias else None
 
@@ -87,7 +87,7 @@ class MaskedLm(nn.Module):
 
     def __init__(self, config: MaskedLmConfig, *, width: int, table_width: int, vocab: int, norm: NormConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, table_width)
+        self.dense = Linear(width, table_width)
         self.function = FUNCTIONS[config.activation]
         self.norm = norm.build(table_width)
         self.bias = nn.Parameter(torch.zeros(vocab))
@@ -111,7 +111,7 @@ class Pooler(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, width)
+        self.dense = Linear(width, width)
 
     def forward(self, states: Tensor) -> Tensor:
         return torch.tanh(self.dense(states[:, 0]))
@@ -138,7 +138,7 @@ class Sequence(nn.Module):
         super().__init__()
         self.pooler = Pooler(width)
         self.dropout = Dropout(config.dropout)
-        self.output = nn.Linear(width, config.classes)
+        self.output = Linear(width, config.classes)
 
     def forward(self, states: Tensor) -> Tensor:
         return self.output(self.dropout(self.pooler(states)))
@@ -164,7 +164,7 @@ class Token(nn.Module):
     def __init__(self, config: TokenConfig, width: int) -> None:
         super().__init__()
         self.dropout = Dropout(config.dropout)
-        self.output = nn.Linear(width, config.classes)
+        self.output = Linear(width, config.classes)
 
     def forward(self, states: Tensor) -> Tensor:
         return self.output(self.dropout(states))

@@ -1,7 +1,8 @@
 """Our own kernels for the CPU (native/), on tensors. They are compiled when heedful is installed.
 
 Where that was not possible, or the processor lacks what they need, `NATIVE` is None and torch does everything;
-HEEDFUL_KERNELS=off in the environment asks for that, avx2 for those without AVX-512. C does not check what it is given: the functions here do.
+HEEDFUL_KERNELS=off in the environment asks for that, avx2 for those without AVX-512. C does not check what it is given:
+the functions here do.
 """
 
 import importlib
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-VERSION = 2  # native/native.c's: raised there and here when what they hand each other changes
+VERSION = 3  # native/native.c's: raised there and here when what they hand each other changes
 PANEL = 16  # outputs side by side, as in native/product.h
 
 

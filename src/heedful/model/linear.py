@@ -1,10 +1,19 @@
-"""Several linear maps of one input, computed as one matrix product."""
+"""Linear maps, and several of one input as one."""
 
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from heedful.model.fused import linear
+
+
+class Linear(nn.Linear):
+    """torch's, trained by our own kernels where they suit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
 
 
 class FusedLinear(nn.Linear):
@@ -18,7 +27,7 @@ class FusedLinear(nn.Linear):
         self.parts = outputs
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        whole = super().forward(x)
+        whole = linear(x, self.weight, self.bias)
         if len(self.parts) == 1:
             return (whole,)  # splitting would cost a copy on the way back
         if whole.device.type != "cpu" or not whole.requires_grad or torch.compiler.is_compiling():

@@ -7,7 +7,7 @@ from heedful.config import Config, Probability, Size
 from heedful.model.attention import MixConfig
 from heedful.model.attention.softmax import SoftmaxConfig
 from heedful.model.cache import LayerCache
-from heedful.model.linear import FusedLinear, linear_parameters
+from heedful.model.linear import FusedLinear, Linear, linear_parameters
 from heedful.model.mask import Mask
 from heedful.model.position import Where
 from heedful.model.position.rotary import rotate
@@ -70,7 +70,7 @@ class SelfAttention(nn.Module):
         self.head = config.head_width_in(width)
         self.query_key_value = FusedLinear(width, config.parts(width), bias=config.bias)
         self.mix = config.mix.build(scale=_scale(config, self.head), dropout=config.dropout)
-        self.output = nn.Linear(config.heads * self.head, width, bias=config.output_bias)
+        self.output = Linear(config.heads * self.head, width, bias=config.output_bias)
 
     def forward(self, x: Tensor, *, mask: Mask, where: Where, cache: LayerCache | None = None) -> Tensor:
         query, key, value = (split_heads(part, self.head) for part in self.query_key_value(x))
@@ -87,10 +87,10 @@ class CrossAttention(nn.Module):
         super().__init__()
         queries, keys, values = config.parts(width)
         self.head = config.head_width_in(width)
-        self.query = nn.Linear(width, queries, bias=config.bias)
+        self.query = Linear(width, queries, bias=config.bias)
         self.key_value = FusedLinear(width, (keys, values), bias=config.bias)
         self.mix = config.mix.build(scale=_scale(config, self.head), dropout=config.dropout)
-        self.output = nn.Linear(config.heads * self.head, width, bias=config.output_bias)
+        self.output = Linear(config.heads * self.head, width, bias=config.output_bias)
 
     def read(self, states: Tensor) -> KeyValue:
         """The keys and values of the encoder's output (batch source width)."""

@@ -22,7 +22,7 @@ from heedful.model.heads import Vocabulary
 from heedful.model.int8 import Int8Embedding, Int8Linear
 from heedful.model.kernels import Panels, floats
 from heedful.model.layer import Layer
-from heedful.model.linear import FusedLinear
+from heedful.model.linear import FusedLinear, Linear
 from heedful.model.multihead import CrossAttention, SelfAttention
 from heedful.model.position import Position
 from heedful.model.position.learned import Learned
@@ -32,7 +32,7 @@ from heedful.model.stack import Stack, StackConfig
 
 # What native/ can do, and nothing that only derives from it.
 PARTS = {Stack, Layer, SelfAttention, CrossAttention, Softmax, FeedForward, Residual, Dropout, Position, Sinusoidal}
-PARTS |= {Learned, nn.Linear, FusedLinear, Int8Linear, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.ModuleList}
+PARTS |= {Learned, nn.Linear, Linear, FusedLinear, Int8Linear, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.ModuleList}
 PARTS |= {Embedding, Int8Embedding, Vocabulary, EncoderDecoder}
 NUMBERS = {FUNCTIONS[name]: number for number, name in enumerate(KINDS)}  # of the functions, as C has them
 LONG = 128  # source tokens from which on torch's products of whole sentences are faster than rows one by one

@@ -12,7 +12,7 @@ from heedful.model.cache import Cache
 from heedful.model.dropout import Dropout
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.layer import Layer
-from heedful.model.linear import linear_parameters
+from heedful.model.linear import Linear, linear_parameters
 from heedful.model.mask import Mask, positions_in_segments
 from heedful.model.multihead import CrossAttention, KeyValue, MultiHeadConfig, SelfAttention
 from heedful.model.norm import NormConfig
@@ -118,7 +118,7 @@ class Stack(nn.Module):
         )
         self.embedding_norm = config.norm.build(input_width) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
-        self.lift = nn.Linear(input_width, width) if input_width != width else nn.Identity()
+        self.lift = Linear(input_width, width) if input_width != width else nn.Identity()
         unique = 1 if config.share_layers else config.layers
         self.layers = nn.ModuleList(_build_layer(config, width, cross) for _ in range(unique))
         self.depth = config.layers

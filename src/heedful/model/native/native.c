@@ -6,13 +6,13 @@
 
    vectors.h     eight numbers at a time          attention.h   who looks at what
    product.h     weights times rows               layers.h      all of it, layer by layer
-   rows.h        what is done to each row         training.h    forwards and backwards */
+   rows.h        what is done to each row         training.h, linear.h    forwards and backwards */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "layers.h"
-#include "training.h"
+#include "linear.h"
 
 static Count number(PyObject *given) { return PyLong_AsLongLong(given); }
 static void *address(PyObject *given) { return (void *)(intptr_t)PyLong_AsLongLong(given); }
@@ -155,6 +155,27 @@ static PyObject *attention(PyObject *const *of, Py_ssize_t count, int back) {
 static PyObject *py_attend(PyObject *self, PyObject *const *of, Py_ssize_t count) { return attention(of, count, 0); }
 static PyObject *py_attend_back(PyObject *self, PyObject *const *of, Py_ssize_t count) { return attention(of, count, 1); }
 
+/* The room a linear map needs, forwards and backwards. */
+static PyObject *py_linear_room(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 3)) return NULL;
+    Linear job = {.inputs = number(of[0]), .outputs = number(of[1])};
+    int threads = (int)number(of[2]);
+    if (PyErr_Occurred()) return NULL;
+    return PyLong_FromLongLong(linear_room(&job, threads));
+}
+
+static PyObject *py_linear(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 12)) return NULL;
+    Linear job = {.x = address(of[0]), .weight = address(of[1]), .bias = address(of[2]), .y = address(of[3]),
+                  .d_y = address(of[4]), .d_x = address(of[5]), .d_w = address(of[6]), .rows = number(of[7]),
+                  .inputs = number(of[8]), .outputs = number(of[9])};
+    float *scratch = address(of[10]);
+    int threads = (int)number(of[11]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS (job.d_y ? linear_back : linear)(&job, scratch, threads);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
 static PyObject *py_activate(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 6)) return NULL;
     int kind = (int)number(of[0]), threads = (int)number(of[5]);
@@ -193,9 +214,10 @@ static PyObject *py_cross_entropy(PyObject *self, PyObject *const *of, Py_ssize_
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, NULL}
 
 static PyMethodDef functions[] = {
-    FUNCTION(product),     FUNCTION(encode),   FUNCTION(step), FUNCTION(lay),       FUNCTION(embed),
-    FUNCTION(norm),        FUNCTION(drop), FUNCTION(activate), FUNCTION(attend),
-    FUNCTION(attend_back), FUNCTION(largest),  FUNCTION(log_softmax), FUNCTION(cross_entropy), {NULL, NULL, 0, NULL},
+    FUNCTION(product),     FUNCTION(encode),      FUNCTION(step),          FUNCTION(lay),    FUNCTION(embed),
+    FUNCTION(norm),        FUNCTION(drop),        FUNCTION(activate),      FUNCTION(attend), FUNCTION(attend_back),
+    FUNCTION(linear_room), FUNCTION(linear),      FUNCTION(cross_entropy), FUNCTION(largest), FUNCTION(log_softmax),
+    {NULL, NULL, 0, NULL},
 };
 
 _Static_assert(sizeof(Layer) == 39 * 8, "quick.py writes it as 39 numbers");
@@ -230,6 +252,6 @@ PyMODINIT_FUNC START(void) {
     }
     PyObject *made = PyModule_Create(&module);
     if (made) PyModule_AddStringConstant(made, "PROCESSOR", PROCESSOR);
-    if (made) PyModule_AddIntConstant(made, "VERSION", 2); /* raised when what kernels.py hands over changes */
+    if (made) PyModule_AddIntConstant(made, "VERSION", 3); /* raised when what kernels.py hands over changes */
     return made;
 }

@@ -31,6 +31,7 @@ typedef struct {
     float *y;             /* rows columns */
     Count rows, depth, columns;
     int add, relu;
+    Count stride;         /* from a row of x to the next, once it is cut into blocks */
 } Product;
 
 INLINE void begin(int rows, int parts, Line sums[][ACROSS * PARTS], const float *y, Count stride, const float *bias,
@@ -125,10 +126,10 @@ INLINE void tile(int rows, int across, const Product *job, Count row, Count pane
         y = edge, stride = PANEL;
     }
     Line sums[TILE][ACROSS * PARTS];
-    Count start = panel * size + from * PANEL, place = row * job->depth + from;
+    Count start = panel * size + from * PANEL, place = row * job->stride; /* x begins at `from` */
     if (job->whole) {
         WholeLine exact[TILE][ACROSS * PARTS];
-        sum_int8(rows, across, exact, job->whole + place, job->depth, (const int8_t *)job->weight + start, size, depth);
+        sum_int8(rows, across, exact, job->whole + place, job->stride, (const int8_t *)job->weight + start, size, depth);
         begin(rows, parts, sums, y, stride, bias, add);
         for (int one = 0; one < rows; one++)
             for (int part = 0; part < parts; part++)
@@ -136,7 +137,7 @@ INLINE void tile(int rows, int across, const Product *job, Count row, Count pane
                                    (job->steps[row + one] * load_line(job->scales + column + LANES * part));
     } else {
         begin(rows, parts, sums, y, stride, bias, add);
-        add_floats(rows, across, sums, job->x + place, job->depth, (const float *)job->weight + start, size, depth);
+        add_floats(rows, across, sums, job->x + place, job->stride, (const float *)job->weight + start, size, depth);
     }
     end(rows, parts, sums, y, stride, job->relu && last);
     if (across == 1 && room < PANEL)
@@ -152,13 +153,13 @@ INLINE void few(int rows, const Product *job, Count row, Count panel, Count end,
     for (; panel < end; panel++) tile(rows, 1, job, row, panel, from, depth);
 }
 
-FAST static void tiles(const Product *job, Count row, Count until, Count first, Count end, Count from, Count depth) {
-    Count rest = (until - row) % TILE;
-    if (until - row >= TILE)
+FAST static void tiles(const Product *job, Count first, Count end, Count from, Count depth) {
+    Count rest = job->rows % TILE;
+    if (job->rows >= TILE)
         for (Count panel = first; panel < end; panel++)
-            for (Count some = row; some + TILE <= until; some += TILE) tile(TILE, 1, job, some, panel, from, depth);
+            for (Count row = 0; row + TILE <= job->rows; row += TILE) tile(TILE, 1, job, row, panel, from, depth);
     switch (rest) {
-#define CASE(rows) case rows: few(rows, job, until - rest, first, end, from, depth); break;
+#define CASE(count) case count: few(count, job, job->rows - rest, first, end, from, depth); break;
         CASES
 #undef CASE
     }
@@ -166,11 +167,26 @@ FAST static void tiles(const Product *job, Count row, Count until, Count first, 
 
 FAST static void panels(const Product *job, Count first, Count end) {
     Count deep = job->rows <= TILE && !job->whole ? job->depth : DEEP; /* few rows: weights are read straight through */
-    for (Count row = 0; row < job->rows; row += HIGH) {
-        Count until = row + HIGH < job->rows ? row + HIGH : job->rows;
-        for (Count from = 0; from < job->depth; from += deep)
-            tiles(job, row, until, first, end, from, from + deep < job->depth ? deep : job->depth - from);
-    }
+    /* Rows a multiple of 4,096 bytes apart would all want the same places of the cache: then they are set apart. */
+    Count size = job->whole ? sizeof(int16_t) : sizeof(float), apart = DEEP + PANEL;
+    char copy[HIGH * (DEEP + PANEL) * sizeof(float)];
+    int copied = job->rows > TILE && job->depth * size % 4096 == 0;
+    for (Count row = 0; row < job->rows; row += HIGH)
+        for (Count from = 0; from < job->depth; from += deep) {
+            Count depth = from + deep < job->depth ? deep : job->depth - from, place = row * job->depth + from;
+            Product some = *job;
+            some.rows = row + HIGH < job->rows ? HIGH : job->rows - row;
+            some.y += row * job->columns, some.stride = copied ? apart : job->depth;
+            const char *x = job->whole ? (const char *)(job->whole + place) : (const char *)(job->x + place);
+            for (Count one = 0; copied && one < some.rows; one++)
+                memcpy(copy + one * apart * size, x + one * job->depth * size, depth * size);
+            if (copied) x = copy;
+            if (job->whole)
+                some.whole = (const int16_t *)x, some.steps += row;
+            else
+                some.x = (const float *)x;
+            tiles(&some, first, end, from, depth);
+        }
 }
 
 /* Rows as whole numbers of 15 bits and a sign; `depth` may be one more than there is, then it ends with a zero. */

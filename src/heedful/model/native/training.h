@@ -28,7 +28,7 @@ FAST static void multiply(const float *x, Count across, Count along, const float
         const float *from = x + row * across;
         float *to = y + row * stride;
         switch (rows - row) {
-#define CASE(rows) case rows: strip(rows, from, across, along, w, step, depth, to, stride, add); break;
+#define CASE(count) case count: strip(count, from, across, along, w, step, depth, to, stride, add); break;
             CASES
 #undef CASE
         }
@@ -223,10 +223,14 @@ INLINE Eight slope_of(int kind, Eight x) {
 
 /* y = f(x), or with `d_y` its gradient. */
 INLINE void activate_part(int kind, const float *x, const float *d_y, float *y, Count from, Count end) {
-    for (Count i = from; i < end; i += 8) {
+    Count i = from;
+    if (d_y)
+        for (; i + 8 <= end; i += 8) store(y + i, slope_of(kind, load(x + i)) * load(d_y + i));
+    else
+        for (; i + 8 <= end; i += 8) store(y + i, function(kind, load(x + i)));
+    if (i < end) {
         Eight value = some_of(x + i, end - i);
-        value = d_y ? slope_of(kind, value) * some_of(d_y + i, end - i) : function(kind, value);
-        put(y + i, value, end - i);
+        put(y + i, d_y ? slope_of(kind, value) * some_of(d_y + i, end - i) : function(kind, value), end - i);
     }
 }
 
