@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
 from heedful.model.dropout import Dropout
-from heedful.model.fused import gelu, gelu_tanh, silu
+from heedful.model.fused import can_feed, feed, gelu, gelu_tanh, silu
 from heedful.model.linear import FusedLinear, Linear, linear_parameters
 from heedful.model.mask import Mask
 
@@ -64,6 +64,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: FeedForwardConfig, width: int) -> None:
         super().__init__()
+        self.activation = config.activation
         self.gated = config.activation in GATED
         self.function = FUNCTIONS[GATED.get(config.activation, config.activation)]
         self.kernel = config.kernel
@@ -73,11 +74,25 @@ class FeedForward(nn.Module):
         self.output = Linear(config.hidden * config.kernel, width, bias=config.bias)
 
     def forward(self, x: Tensor, *, mask: Mask) -> Tensor:
+        if self._is_plain() and can_feed(x, self.input, self.output):
+            return feed(x, self.input, self.output, self.activation)
         if self.kernel == 1:
             return self.output(self._hidden(x))
         visible = _visible_neighbours(x, mask, self.kernel)
         hidden = self._hidden(_neighbours(x, visible))
         return self.output(_neighbours(hidden, visible))
+
+    def _is_plain(self) -> bool:
+        """Nothing is to be done between the maps but the function, and nobody has replaced them or looks on."""
+        inside = (self.input, self.output)
+        return (
+            self.kernel == 1
+            and not self.gated
+            and not (self.training and self.dropout.p > 0)
+            and type(self.input) is FusedLinear
+            and type(self.output) is Linear
+            and not any(one._forward_hooks or one._forward_pre_hooks or one._backward_hooks for one in inside)
+        )
 
     def _hidden(self, x: Tensor) -> Tensor:
         if self.gated:

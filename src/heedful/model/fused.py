@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from heedful.model import kernels
@@ -108,17 +108,19 @@ def _beside(*parts: Tensor) -> list[Tensor]:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """W x + b. x: anything inputs; weight: outputs inputs"""
-    trains = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    outputs, inputs = weight.shape
-    if (
-        trains
-        and inputs % WIDE == 0 == outputs % WIDE
-        and x.numel() >= FEW * inputs
+    return _Linear.apply(x, weight, bias) if _trains(x, [weight], [bias]) else F.linear(x, weight, bias)
+
+
+def _trains(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> bool:
+    """Whether these are to be trained, and by our kernels."""
+    return (
+        torch.is_grad_enabled()
+        and any(one.requires_grad for one in (x, *weights))
+        and all(size % WIDE == 0 for weight in weights for size in weight.shape)
+        and x.numel() >= FEW * x.shape[-1]
         and not torch.is_autocast_enabled("cpu")
-        and _fits_whole(x, weight, *([] if bias is None else [bias]))
-    ):
-        return _Linear.apply(x, weight, bias)
-    return F.linear(x, weight, bias)
+        and _fits_whole(x, *weights, *(bias for bias in biases if bias is not None))
+    )
 
 
 class _Linear(torch.autograd.Function):
@@ -133,10 +135,17 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), d_y = ctx.saved_tensors, grads[0].contiguous()
-        for_x, for_weight, for_bias = ctx.needs_input_grad
-        d_x, d_weight = torch.empty_like(x) if for_x else None, torch.empty_like(weight) if for_weight else None
+        d_x, d_weight = _room_like((x, weight), ctx.needs_input_grad)
         _linear(x, weight, None, None, d_y, d_x, d_weight)
-        return d_x, d_weight, d_y.flatten(0, -2).sum(0) if for_bias else None
+        return d_x, d_weight, _summed(d_y) if ctx.needs_input_grad[2] else None
+
+
+def _room_like(tensors: tuple[Tensor, ...], wanted: tuple[bool, ...]) -> list[Tensor | None]:
+    return [torch.empty_like(one) if want else None for one, want in zip(tensors, wanted, strict=False)]
+
+
+def _summed(x: Tensor) -> Tensor:
+    return x.flatten(0, -2).sum(0)
 
 
 def _linear(x: Tensor, weight: Tensor, *others: Tensor | None) -> None:
@@ -145,6 +154,50 @@ def _linear(x: Tensor, weight: Tensor, *others: Tensor | None) -> None:
     scratch = floats(kernels.NATIVE.linear_room(inputs, outputs, threads))
     at = (0 if one is None else one.data_ptr() for one in (x, weight, *others))
     kernels.NATIVE.linear(*at, x.numel() // inputs, inputs, outputs, scratch.data_ptr(), threads)
+
+
+def can_feed(x: Tensor, first: nn.Linear, second: nn.Linear) -> bool:
+    return _trains(x, [first.weight, second.weight], [first.bias, second.bias])
+
+
+def feed(x: Tensor, first: nn.Linear, second: nn.Linear, kind: str) -> Tensor:
+    """W2 f(W1 x + b1) + b2, some rows at a time. For the kinds of f see below."""
+    return _Feed.apply(x, first.weight, first.bias, second.weight, second.bias, KINDS.index(kind))
+
+
+class _Feed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, first: Tensor, first_bias: Tensor | None, second: Tensor, second_bias: Tensor | None, f: int
+    ) -> Tensor:
+        inner = floats(*x.shape[:-1], len(first))
+        active = torch.empty_like(inner) if f else inner  # of a ReLU, what it makes tells all
+        y = torch.empty_like(x)
+        _feed(x, first, first_bias, second, second_bias, inner, active, y, *[None] * 5, f=f)
+        ctx.save_for_backward(x, first, second, inner, active)
+        ctx.f = f
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (x, first, second, inner, active), d_y = ctx.saved_tensors, grads[0].contiguous()
+        for_x, for_first, for_first_bias, for_second, for_second_bias, _ = ctx.needs_input_grad
+        d_x, d_first, d_second = _room_like((x, first, second), (for_x, for_first, for_second))
+        d_inner = torch.empty_like(inner)
+        _feed(x, first, None, second, None, inner, active, None, d_y, d_inner, d_x, d_first, d_second, f=ctx.f)
+        d_first_bias, d_second_bias = _summed(d_inner) if for_first_bias else None, None
+        if for_second_bias:
+            d_second_bias = _summed(d_y)
+        return d_x, d_first, d_first_bias, d_second, d_second_bias, None
+
+
+def _feed(x: Tensor, first: Tensor, *others: Tensor | None, f: int) -> None:
+    assert kernels.NATIVE is not None
+    threads, (hidden, width) = torch.get_num_threads(), first.shape
+    scratch = floats(kernels.NATIVE.linear_room(width, hidden, threads))
+    at = (0 if one is None else one.data_ptr() for one in (x, first, *others))
+    kernels.NATIVE.feed(*at, x.numel() // width, width, hidden, f, scratch.data_ptr(), threads)
 
 
 def gelu(x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@
 #include "training.h"
 
 #define ROWS 256 /* of a sum over rows at a time: those of 16 inputs stay in the nearest cache */
+#define SOME 96  /* rows that go through all of a network at once: what is between stays in the cache */
 
 /* W in panels of outputs, for x W'. */
 FAST static void lay_outputs(const float *weight, Count outputs, Count inputs, float *to, int threads) {
@@ -27,17 +28,25 @@ FAST static void lay_inputs(const float *weight, Count outputs, Count inputs, fl
         lay_panel(weight + input, inputs, outputs, to + input * outputs);
 }
 
-/* Each thread takes rows of its own. */
-FAST static void by_rows(const Product *job, int threads) {
-    Count tiles = (job->rows + TILE - 1) / TILE, count = (job->columns + PANEL - 1) / PANEL;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int part = 0; part < threads; part++) {
-        Count first = tiles * part / threads * TILE, end = tiles * (part + 1) / threads * TILE;
-        Product some = *job;
-        some.rows = (end < job->rows ? end : job->rows) - first;
-        some.x += first * job->depth, some.y += first * job->columns;
-        if (some.rows > 0) panels(&some, 0, count);
-    }
+/* `call` for blocks of `rows` rows, `count` from `first` on, each thread its own. */
+#define EACH_BLOCK(call)                                                                    \
+    do {                                                                                    \
+        _Pragma("omp parallel for num_threads(threads) schedule(static)")                   \
+        for (int part = 0; part < threads; part++) {                                        \
+            Count end = rows * (part + 1) / threads, count = 0;                             \
+            for (Count first = rows * part / threads; first < end; first += count) {        \
+                count = end - first < SOME ? end - first : SOME;                            \
+                call;                                                                       \
+            }                                                                               \
+        }                                                                                   \
+    } while (0)
+
+/* y = x W' + b of some rows, with W laid out. */
+FAST static void map_rows(const float *x, const float *laid, const float *bias, float *y, Count rows, Count depth,
+                          Count columns, int relu) {
+    Product job = {.x = x, .weight = laid, .bias = bias, .y = y, .rows = rows, .depth = depth, .columns = columns,
+                   .relu = relu};
+    panels(&job, 0, columns / PANEL);
 }
 
 /* dW = dY' X for the outputs from `first` to `end`. Both are laid out anew, some rows at a time: as they come, their
@@ -73,39 +82,80 @@ FAST static void weigh(const float *d_y, const float *x, float *d_w, Count rows,
     }
 }
 
+FAST static void weigh_all(const float *d_y, const float *x, float *d_w, Count rows, Count outputs, Count inputs,
+                           float *scratch, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int part = 0; part < threads; part++)
+        weigh(d_y, x, d_w, rows, outputs, inputs, outputs * part / threads, outputs * (part + 1) / threads,
+              scratch + part * ROWS * (inputs + outputs + TILE));
+}
+
+/* Room for what follows, in numbers: for weights laid out, or for rows. */
+static Count linear_room(Count inputs, Count outputs, int threads) {
+    Count laid = 2 * inputs * outputs, weighed = threads * ROWS * (inputs + outputs + TILE);
+    return laid > weighed ? laid : weighed;
+}
+
 typedef struct {
     const float *x, *weight, *bias, *d_y;
     float *y, *d_x, *d_w; /* on the way back; NULL what is not wanted */
     Count rows, inputs, outputs;
 } Linear;
 
-/* Room for what follows, in numbers. */
-static Count linear_room(const Linear *of, int threads) {
-    Count laid = of->inputs * of->outputs, weighed = threads * ROWS * (of->inputs + of->outputs + TILE);
-    return laid > weighed ? laid : weighed;
-}
-
 FAST static void linear(const Linear *of, float *scratch, int threads) {
-    threads = threads_for(of->rows * of->inputs * of->outputs, threads);
-    lay_outputs(of->weight, of->outputs, of->inputs, scratch, threads);
-    Product job = {.x = of->x, .weight = scratch, .bias = of->bias, .y = of->y, .rows = of->rows, .depth = of->inputs,
-                   .columns = of->outputs};
-    by_rows(&job, threads);
+    Count rows = of->rows, in = of->inputs, out = of->outputs;
+    threads = threads_for(rows * in * out, threads);
+    lay_outputs(of->weight, out, in, scratch, threads);
+    EACH_BLOCK(map_rows(of->x + first * in, scratch, of->bias, of->y + first * out, count, in, out, 0));
 }
 
 FAST static void linear_back(const Linear *of, float *scratch, int threads) {
-    threads = threads_for(of->rows * of->inputs * of->outputs, threads);
+    Count rows = of->rows, in = of->inputs, out = of->outputs;
+    threads = threads_for(rows * in * out, threads);
     if (of->d_x) {
-        lay_inputs(of->weight, of->outputs, of->inputs, scratch, threads);
-        Product job = {.x = of->d_y, .weight = scratch, .y = of->d_x, .rows = of->rows, .depth = of->outputs,
-                       .columns = of->inputs};
-        by_rows(&job, threads);
+        lay_inputs(of->weight, out, in, scratch, threads);
+        EACH_BLOCK(map_rows(of->d_y + first * out, scratch, NULL, of->d_x + first * in, count, out, in, 0));
     }
-    if (of->d_w) {
-        Count room = ROWS * (of->inputs + of->outputs + TILE);
-#pragma omp parallel for num_threads(threads) schedule(static)
-        for (int part = 0; part < threads; part++)
-            weigh(of->d_y, of->x, of->d_w, of->rows, of->outputs, of->inputs, of->outputs * part / threads,
-                  of->outputs * (part + 1) / threads, scratch + part * room);
-    }
+    if (of->d_w) weigh_all(of->d_y, of->x, of->d_w, rows, out, in, scratch, threads);
+}
+
+/* y = W2 f(W1 x + b1) + b2. `inner` is what f is given, `active` what it makes of it; of a ReLU they are the same. */
+typedef struct {
+    const float *x, *first, *first_bias, *second, *second_bias, *d_y;
+    float *inner, *active, *y, *d_inner, *d_x, *d_first, *d_second; /* NULL what is not wanted */
+    Count rows, width, hidden;
+    int kind;
+} Network;
+
+FAST static void feed_some(const Network *of, const float *laid, Count first, Count count) {
+    Count width = of->width, hidden = of->hidden, at = first * hidden;
+    map_rows(of->x + first * width, laid, of->first_bias, of->inner + at, count, width, hidden, of->kind == RELU);
+    if (of->kind != RELU) activate_part(of->kind, of->inner + at, NULL, of->active + at, 0, count * hidden);
+    map_rows(of->active + at, laid + width * hidden, of->second_bias, of->y + first * width, count, hidden, width, 0);
+}
+
+FAST static void feed(const Network *of, float *scratch, int threads) {
+    Count rows = of->rows, size = of->width * of->hidden;
+    threads = threads_for(rows * size, threads);
+    lay_outputs(of->first, of->hidden, of->width, scratch, threads);
+    lay_outputs(of->second, of->width, of->hidden, scratch + size, threads);
+    EACH_BLOCK(feed_some(of, scratch, first, count));
+}
+
+FAST static void feed_back_some(const Network *of, const float *laid, Count first, Count count) {
+    Count width = of->width, hidden = of->hidden, at = first * hidden;
+    float *d_inner = of->d_inner + at;
+    map_rows(of->d_y + first * width, laid, NULL, d_inner, count, width, hidden, 0);
+    activate_part(of->kind, of->inner + at, d_inner, d_inner, 0, count * hidden);
+    if (of->d_x) map_rows(d_inner, laid + width * hidden, NULL, of->d_x + first * width, count, hidden, width, 0);
+}
+
+FAST static void feed_back(const Network *of, float *scratch, int threads) {
+    Count rows = of->rows, size = of->width * of->hidden;
+    threads = threads_for(rows * size, threads);
+    lay_inputs(of->second, of->width, of->hidden, scratch, threads);
+    lay_inputs(of->first, of->hidden, of->width, scratch + size, threads);
+    EACH_BLOCK(feed_back_some(of, scratch, first, count));
+    if (of->d_first) weigh_all(of->d_inner, of->x, of->d_first, rows, of->hidden, of->width, scratch, threads);
+    if (of->d_second) weigh_all(of->d_y, of->active, of->d_second, rows, of->width, of->hidden, scratch, threads);
 }

@@ -158,10 +158,9 @@ static PyObject *py_attend_back(PyObject *self, PyObject *const *of, Py_ssize_t 
 /* The room a linear map needs, forwards and backwards. */
 static PyObject *py_linear_room(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 3)) return NULL;
-    Linear job = {.inputs = number(of[0]), .outputs = number(of[1])};
-    int threads = (int)number(of[2]);
+    Count inputs = number(of[0]), outputs = number(of[1]), threads = number(of[2]);
     if (PyErr_Occurred()) return NULL;
-    return PyLong_FromLongLong(linear_room(&job, threads));
+    return PyLong_FromLongLong(linear_room(inputs, outputs, (int)threads));
 }
 
 static PyObject *py_linear(PyObject *self, PyObject *const *of, Py_ssize_t count) {
@@ -173,6 +172,20 @@ static PyObject *py_linear(PyObject *self, PyObject *const *of, Py_ssize_t count
     int threads = (int)number(of[11]);
     if (PyErr_Occurred()) return NULL;
     Py_BEGIN_ALLOW_THREADS (job.d_y ? linear_back : linear)(&job, scratch, threads);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+static PyObject *py_feed(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 19)) return NULL;
+    Network job = {.x = address(of[0]), .first = address(of[1]), .first_bias = address(of[2]), .second = address(of[3]),
+                   .second_bias = address(of[4]), .inner = address(of[5]), .active = address(of[6]), .y = address(of[7]),
+                   .d_y = address(of[8]), .d_inner = address(of[9]), .d_x = address(of[10]), .d_first = address(of[11]),
+                   .d_second = address(of[12]), .rows = number(of[13]), .width = number(of[14]), .hidden = number(of[15]),
+                   .kind = (int)number(of[16])};
+    float *scratch = address(of[17]);
+    int threads = (int)number(of[18]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS (job.d_y ? feed_back : feed)(&job, scratch, threads);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
@@ -217,7 +230,7 @@ static PyMethodDef functions[] = {
     FUNCTION(product),     FUNCTION(encode),      FUNCTION(step),          FUNCTION(lay),    FUNCTION(embed),
     FUNCTION(norm),        FUNCTION(drop),        FUNCTION(activate),      FUNCTION(attend), FUNCTION(attend_back),
     FUNCTION(linear_room), FUNCTION(linear),      FUNCTION(cross_entropy), FUNCTION(largest), FUNCTION(log_softmax),
-    {NULL, NULL, 0, NULL},
+    FUNCTION(feed),        {NULL, NULL, 0, NULL},
 };
 
 _Static_assert(sizeof(Layer) == 39 * 8, "quick.py writes it as 39 numbers");

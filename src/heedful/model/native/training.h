@@ -208,6 +208,7 @@ FAST static void attend_all(const Attention *of, float *scratch, int back, int t
 /* f'(x) of `function`. */
 INLINE Eight slope_of(int kind, Eight x) {
     Eight s, slope;
+    if (kind == RELU) return (Eight)((Whole)((Eight){0} + 1.0f) & (x > 0));
     if (kind == SILU) {
         s = sigmoid_and_slope(x, &slope);
         return s + x * slope;
@@ -221,8 +222,7 @@ INLINE Eight slope_of(int kind, Eight x) {
     return 0.5f + half + x * 0.39894228f * bell;
 }
 
-/* y = f(x), or with `d_y` its gradient. */
-INLINE void activate_part(int kind, const float *x, const float *d_y, float *y, Count from, Count end) {
+INLINE void activate_by(int kind, const float *x, const float *d_y, float *y, Count from, Count end) {
     Count i = from;
     if (d_y)
         for (; i + 8 <= end; i += 8) store(y + i, slope_of(kind, load(x + i)) * load(d_y + i));
@@ -231,6 +231,16 @@ INLINE void activate_part(int kind, const float *x, const float *d_y, float *y, 
     if (i < end) {
         Eight value = some_of(x + i, end - i);
         put(y + i, d_y ? slope_of(kind, value) * some_of(d_y + i, end - i) : function(kind, value), end - i);
+    }
+}
+
+/* y = f(x), or with `d_y` its gradient. */
+FAST static void activate_part(int kind, const float *x, const float *d_y, float *y, Count from, Count end) {
+    switch (kind) {
+    case RELU: activate_by(RELU, x, d_y, y, from, end); break;
+    case GELU: activate_by(GELU, x, d_y, y, from, end); break;
+    case GELU_TANH: activate_by(GELU_TANH, x, d_y, y, from, end); break;
+    case SILU: activate_by(SILU, x, d_y, y, from, end); break;
     }
 }
 
@@ -268,12 +278,7 @@ INLINE void drop_part(const float *x, const float *v, float *y, Count from, Coun
     } while (0)
 
 FAST static void activate_all(int kind, const float *x, const float *d_y, float *y, Count size, int threads) {
-    if (kind == GELU)
-        EACH_PART(activate_part(GELU, x, d_y, y, from, end));
-    else if (kind == GELU_TANH)
-        EACH_PART(activate_part(GELU_TANH, x, d_y, y, from, end));
-    else
-        EACH_PART(activate_part(SILU, x, d_y, y, from, end));
+    EACH_PART(activate_part(kind, x, d_y, y, from, end));
 }
 
 FAST static void drop_all(const float *x, const float *v, float *y, Count size, uint32_t dropped, float factor,
