@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from heedful.model.fused import cross_entropy_, fits
+from heedful.model.fused import can_weigh, cross_entropy_, fits, weigh_
 from heedful.model.kernels import Panels
 
 Product = Callable[[Tensor, Tensor], None]
+LEAST = 100_000  # scores, from which on this is worth it
 HELD = 4_000_000  # scores held at a time: few enough for the cache, enough for fast products
 
 
@@ -42,7 +43,7 @@ def vocabulary_cross_entropy(
 
     states: tokens width; weight: vocab width
     """
-    in_chunks = states.device.type == "cpu" and torch.is_grad_enabled()
+    in_chunks = states.device.type == "cpu" and torch.is_grad_enabled() and len(states) * len(weight) >= LEAST
     if not in_chunks or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
         return cross_entropy(F.linear(states, weight, bias), targets, smoothing=smoothing)
     total: Tensor = _VocabularyCrossEntropy.apply(states, weight, bias, targets, smoothing)
@@ -66,19 +67,19 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         even, vocab = smoothing / len(weight), len(weight)
         states = states.detach()
         summed = weight.sum(0)
-        d_states, d_weight = torch.empty_like(states), torch.zeros_like(weight)
+        d_states, d_weight = torch.empty_like(states), torch.empty_like(weight)
         d_bias = None if bias is None else torch.zeros_like(bias)
         loss = states.new_zeros((), dtype=torch.float64)
         rows = min(len(states), max(128, HELD // vocab))
         scores = states.new_empty(rows, vocab)
-        forwards, backwards = _products(states, weight, bias)
+        forwards, backwards, weigh = _products(states, weight, bias)
         for start in range(0, len(states), max(1, rows)):
             some = states[start : start + rows]
             logits = scores[: len(some)]
             forwards(logits, some)
             loss += _differentiate(logits, targets[start : start + rows], 1 - smoothing)
             backwards(d_states[start : start + rows], logits)
-            d_weight.addmm_(logits.T, some)
+            weigh(d_weight, logits, some, add=start > 0)
             if d_bias is not None:
                 d_bias += logits.sum(0)
         if smoothing:
@@ -99,10 +100,11 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         return found[0], found[1], found[2] if len(found) == 3 else None, None, None
 
 
-def _products(states: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Product, Product]:
-    """y = W x + b and y = W' x, written to their first argument. Ours lay W out once for all rows."""
-    if fits(states, weight) and states.is_contiguous():
-        return Panels(weight, bias).into, Panels(weight.T).into
+def _products(states: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Product, Product, Callable[..., None]]:
+    """y = W x + b and y = W' x, written to their first argument, and W = y' x, or W + y' x. Ours lay W out once for all
+    rows."""
+    if can_weigh(states, weight):
+        return Panels(weight, bias).into, Panels(weight.T).into, weigh_
 
     def forwards(y: Tensor, x: Tensor) -> None:
         torch.mm(x, weight.T, out=y)
@@ -112,7 +114,10 @@ def _products(states: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Prod
     def backwards(y: Tensor, x: Tensor) -> None:
         torch.mm(x, weight, out=y)
 
-    return forwards, backwards
+    def weigh(d_weight: Tensor, y: Tensor, x: Tensor, *, add: bool) -> None:
+        torch.addmm(d_weight, y.T, x, beta=int(add), out=d_weight)
+
+    return forwards, backwards, weigh
 
 
 def _differentiate(logits: Tensor, targets: Tensor, share: float) -> Tensor:

@@ -3,18 +3,20 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from heedful.model import fused, kernels
 from heedful.model.attention.softmax import Softmax
 from heedful.model.dropout import Dropout
+from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.linear import FusedLinear
 from heedful.model.mask import Mask
 from heedful.objectives import cross_entropy, vocabulary_cross_entropy
 
 pytestmark = pytest.mark.skipif(kernels.NATIVE is None, reason="no kernels were compiled")
 few = settings(max_examples=60, deadline=None)
+sixteens = st.integers(1, 9).map(lambda count: 16 * count)
 lengths = st.one_of(st.integers(1, 20), st.integers(40, 130))
 
 
@@ -99,8 +101,8 @@ def test_gradients_side_by_side_are_joined_without_a_copy(monkeypatch):
 
 
 @few
-@given(rows=st.one_of(st.integers(32, 60), st.integers(250, 530)), inputs=st.integers(1, 9).map(lambda n: 16 * n),
-       outputs=st.integers(1, 9).map(lambda n: 16 * n), bias=st.booleans(), threads=st.integers(1, 3),
+@given(rows=st.one_of(st.integers(32, 60), st.integers(250, 530)), inputs=sixteens,
+       outputs=sixteens, bias=st.booleans(), threads=st.integers(1, 3),
        frozen=st.booleans(), seed=st.integers(0, 99))  # fmt: skip
 def test_a_linear_map(rows, inputs, outputs, bias, threads, frozen, seed):
     torch.manual_seed(seed)
@@ -123,6 +125,50 @@ def test_a_linear_map(rows, inputs, outputs, bias, threads, frozen, seed):
         torch.testing.assert_close(one, other.float(), atol=3e-4, rtol=3e-4)
 
 
+@few
+@given(rows=st.one_of(st.integers(32, 60), st.integers(190, 530)), width=sixteens, hidden=sixteens,
+       name=st.sampled_from(fused.KINDS), bias=st.booleans(), threads=st.integers(1, 3), frozen=st.booleans(),
+       seed=st.integers(0, 99))  # fmt: skip
+def test_a_feed_forward_network(rows, width, hidden, name, bias, threads, frozen, seed):
+    torch.manual_seed(seed)
+    network = FeedForwardConfig(hidden=hidden, activation=name, bias=bias).build(width)
+    if frozen:
+        network.input.requires_grad_(False)
+    x = torch.randn(1, rows, width, requires_grad=True)
+    leaves = [x, *(parameter for parameter in network.parameters() if parameter.requires_grad)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        y = network(x, mask=Mask())
+        assert "_Feed" in type(y.grad_fn).__name__
+        outer = torch.randn(y.shape)
+        found = torch.autograd.grad(y, leaves, outer)
+    finally:
+        torch.set_num_threads(before)
+    network = network.double()
+    x = x.detach().double().requires_grad_()
+    wanted = network(x, mask=Mask())
+    leaves = [x, *(parameter for parameter in network.parameters() if parameter.requires_grad)]
+    torch.testing.assert_close(y.double(), wanted, atol=1e-4, rtol=1e-4)
+    for one, other in zip(found, torch.autograd.grad(wanted, leaves, outer.double()), strict=True):
+        torch.testing.assert_close(one, other.float(), atol=3e-4, rtol=3e-4)
+
+
+def test_a_network_that_was_changed_is_left_to_its_modules():
+    def way(change, activation="gelu"):
+        network = FeedForwardConfig(hidden=32, activation=activation, dropout=0.5).build(16).eval()
+        change(network)
+        return type(network(torch.randn(1, 40, 16, requires_grad=True), mask=Mask()).grad_fn).__name__
+
+    seen = []
+    assert "_Feed" in way(lambda network: None)
+    assert "_Feed" not in way(lambda network: network.train())
+    assert "_Feed" not in way(lambda network: None, "swiglu")
+    assert "_Feed" not in way(lambda network: setattr(network, "output", torch.nn.Linear(32, 16)))
+    assert "_Feed" not in way(lambda network: network.input.register_forward_hook(lambda *_: seen.append(1)))
+    assert seen
+
+
 @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 48), (48, 2048), (1040, 1024)])
 def test_a_linear_map_of_sizes_that_are_cut_into_blocks(inputs, outputs):
     test_a_linear_map.hypothesis.inner_test(390, inputs, outputs, True, 2, False, 0)
@@ -132,10 +178,10 @@ def test_a_linear_map_that_the_kernels_do_not_take():
     weight, x = torch.randn(32, 48, requires_grad=True), torch.randn(40, 48)
     cases = [(x[:8], weight), (x, weight[:31]), (x[:, :47], weight[:, :47]), (x.T.contiguous().T, weight)]
     cases += [(x.double(), weight.double()), (x, weight.detach())]
-    for given, by in cases:
-        y = fused.linear(given, by, None)
+    for some, by in cases:
+        y = fused.linear(some, by, None)
         assert "_Linear" not in type(y.grad_fn).__name__
-        torch.testing.assert_close(y, given @ by.T)
+        torch.testing.assert_close(y, some @ by.T)
     with torch.autocast("cpu", torch.bfloat16):
         assert fused.linear(x, weight, None).dtype == torch.bfloat16
 
@@ -202,22 +248,32 @@ def test_what_is_dropped_does_not_depend_on_threads():
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
-@few
-@given(rows=st.integers(1, 40), vocab=st.integers(1, 700), smoothing=st.sampled_from([0.0, 0.1]), bias=st.booleans(),
+@pytest.fixture
+def always_in_chunks(monkeypatch):
+    monkeypatch.setattr("heedful.objectives.LEAST", 0)
+    monkeypatch.setattr("heedful.objectives.HELD", 1000)
+
+
+@pytest.mark.usefixtures("always_in_chunks")
+@settings(few, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.one_of(st.integers(1, 40), st.integers(260, 300)), vocab=st.integers(1, 700),
+       width=st.sampled_from([24, 32]), smoothing=st.sampled_from([0.0, 0.1]), bias=st.booleans(),
        seed=st.integers(0, 99))  # fmt: skip
-def test_the_loss(rows, vocab, smoothing, bias, seed):
+def test_the_loss(rows, vocab, width, smoothing, bias, seed):
     torch.manual_seed(seed)
-    states, weight = torch.randn(rows, 24, requires_grad=True), torch.randn(vocab, 24, requires_grad=True)
+    states, weight = torch.randn(rows, width, requires_grad=True), torch.randn(vocab, width, requires_grad=True)
     offset = torch.randn(vocab, requires_grad=True) if bias else None
     targets = torch.randint(0, vocab, (rows,))
     inputs = [states, weight] + ([offset] if offset is not None else [])
     ours = vocabulary_cross_entropy(states, weight, offset, targets, smoothing=smoothing).total
     theirs = cross_entropy(F.linear(states, weight, offset), targets, smoothing=smoothing).total
+    assert "Vocabulary" in type(ours.grad_fn).__name__
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-5)
     for one, other in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(theirs, inputs), strict=True):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("always_in_chunks")
 def test_a_target_outside_the_vocabulary_is_told():
     states, weight = torch.randn(3, 8, requires_grad=True), torch.randn(5, 8)
     with pytest.raises(IndexError, match="a target is not one of the 5 words"):

@@ -14,7 +14,7 @@ from heedful.model import kernels
 from heedful.model.kernels import floats
 
 WIDE = 16  # the width of a head is a multiple of it, as native/training.h has it
-BLOCK = 48  # queries at a time there
+BLOCK = 96  # queries at a time there
 FEW = 32  # rows from which on it is worth it to lay out weights anew for each product
 
 
@@ -156,6 +156,19 @@ def _linear(x: Tensor, weight: Tensor, *others: Tensor | None) -> None:
     kernels.NATIVE.linear(*at, x.numel() // inputs, inputs, outputs, scratch.data_ptr(), threads)
 
 
+def can_weigh(x: Tensor, weight: Tensor) -> bool:
+    return weight.shape[1] % WIDE == 0 and _fits_whole(x, weight)
+
+
+def weigh_(d_weight: Tensor, d_y: Tensor, x: Tensor, *, add: bool) -> None:
+    """dW = dY' X, or dW + dY' X."""
+    assert kernels.NATIVE is not None
+    threads, (outputs, inputs) = torch.get_num_threads(), d_weight.shape
+    scratch = floats(kernels.NATIVE.linear_room(inputs, WIDE, threads))
+    at = (one.data_ptr() for one in (d_y, x, d_weight))
+    kernels.NATIVE.weigh(*at, len(x), outputs, inputs, add, scratch.data_ptr(), threads)
+
+
 def can_feed(x: Tensor, first: nn.Linear, second: nn.Linear) -> bool:
     return _trains(x, [first.weight, second.weight], [first.bias, second.bias])
 
@@ -168,7 +181,13 @@ def feed(x: Tensor, first: nn.Linear, second: nn.Linear, kind: str) -> Tensor:
 class _Feed(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, first: Tensor, first_bias: Tensor | None, second: Tensor, second_bias: Tensor | None, f: int
+        ctx: Any,
+        x: Tensor,
+        first: Tensor,
+        first_bias: Tensor | None,
+        second: Tensor,
+        second_bias: Tensor | None,
+        f: int,
     ) -> Tensor:
         inner = floats(*x.shape[:-1], len(first))
         active = torch.empty_like(inner) if f else inner  # of a ReLU, what it makes tells all

@@ -6,7 +6,7 @@
 #include "training.h"
 
 #define ROWS 256 /* of a sum over rows at a time: those of 16 inputs stay in the nearest cache */
-#define SOME 96  /* rows that go through all of a network at once: what is between stays in the cache */
+#define SOME 96  /* rows that go through a whole network at once, or outputs of such a sum: what is between stays there */
 
 /* W in panels of outputs, for x W'. */
 FAST static void lay_outputs(const float *weight, Count outputs, Count inputs, float *to, int threads) {
@@ -19,6 +19,15 @@ FAST static void lay_outputs(const float *weight, Count outputs, Count inputs, f
 INLINE void lay_panel(const float *from, Count stride, Count count, float *to) {
     for (Count row = 0; row < count; row++, from += stride, to += PANEL)
         for (int part = 0; part < PARTS; part++) store_line(to + LANES * part, load_line(from + LANES * part));
+}
+
+/* Columns `width` of `count` rows, in tiles: as many as are multiplied at once side by side. */
+FAST static void lay_tiles(const float *from, Count stride, Count count, Count width, float *to) {
+    Count whole = width / TILE * TILE, rest = width - whole;
+    for (Count row = 0; row < count; row++, from += stride, to += TILE) {
+        for (Count i = 0; i < whole; i += TILE) memcpy(to + i * ROWS, from + i, TILE * sizeof(float));
+        if (rest) memcpy(to + whole * ROWS, from + whole, rest * sizeof(float));
+    }
 }
 
 /* W in panels of inputs, for dY W. */
@@ -49,50 +58,60 @@ FAST static void map_rows(const float *x, const float *laid, const float *bias, 
     panels(&job, 0, columns / PANEL);
 }
 
-/* dW = dY' X for the outputs from `first` to `end`. Both are laid out anew, some rows at a time: as they come, their
-   columns are so far apart that they would push each other out of the cache. */
-FAST static void weigh(const float *d_y, const float *x, float *d_w, Count rows, Count outputs, Count inputs, Count first,
-                       Count end, float *scratch) {
+/* dW = dY' X, or dW + dY' X. Both are laid out anew, some rows and some outputs at a time: as they come, their columns
+   are so far apart that they would push each other out of the cache. */
+typedef struct {
+    const float *d_y, *x;
+    float *d_w;
+    Count rows, outputs, inputs;
+    int add;
+} Weighing;
+
+/* The outputs from `first` to `end`, the inputs from `left` to `right`. */
+FAST static void weigh(const Weighing *of, Count first, Count end, Count left, Count right, float *scratch) {
+    Count inputs = of->inputs;
     float *by = scratch + ROWS * inputs;
-    for (Count row = 0; row < rows; row += ROWS) {
-        Count depth = rows - row < ROWS ? rows - row : ROWS;
-        for (Count input = 0; input < inputs; input += PANEL)
-            lay_panel(x + row * inputs + input, inputs, depth, scratch + input * ROWS);
-        for (Count k = 0; k < depth; k++)
-            for (Count output = first; output < end; output += TILE) {
-                Count count = end - output < TILE ? end - output : TILE;
-                const float *from = d_y + (row + k) * outputs + output;
-                float *to = by + (output - first) * ROWS + k * TILE;
-                if (count == TILE) /* a size known beforehand is copied by whole registers */
-                    memcpy(to, from, TILE * sizeof(float));
-                else
-                    memcpy(to, from, count * sizeof(float));
-            }
-        for (Count input = 0; input < inputs; input += PANEL)
-            for (Count output = first; output < end; output += TILE) {
-                const float *some = by + (output - first) * ROWS, *panel = scratch + input * ROWS;
-                float *to = d_w + output * inputs + input;
-                switch (end - output < TILE ? end - output : TILE) {
-#define CASE(count) case count: strip(count, some, 1, TILE, panel, PANEL, depth, to, inputs, row > 0); break;
-                    CASES
-                    CASE(TILE)
+    for (Count row = 0; row < of->rows; row += ROWS) {
+        Count depth = of->rows - row < ROWS ? of->rows - row : ROWS;
+        int add = of->add || row > 0;
+        for (Count input = left; input < right; input += PANEL)
+            lay_panel(of->x + row * inputs + input, inputs, depth, scratch + input * ROWS);
+        for (Count some = first; some < end; some += SOME) {
+            Count until = end - some < SOME ? end : some + SOME;
+            lay_tiles(of->d_y + row * of->outputs + some, of->outputs, depth, until - some, by);
+            for (Count input = left; input < right; input += PANEL)
+                for (Count output = some; output < until; output += TILE) {
+                    const float *tile = by + (output - some) * ROWS, *panel = scratch + input * ROWS;
+                    float *to = of->d_w + output * inputs + input;
+                    switch (until - output < TILE ? until - output : TILE) {
+#define CASE(count) case count: strip(count, tile, 1, TILE, panel, PANEL, depth, to, inputs, add); break;
+                        CASES
+                        CASE(TILE)
 #undef CASE
+                    }
                 }
-            }
+        }
     }
 }
 
-FAST static void weigh_all(const float *d_y, const float *x, float *d_w, Count rows, Count outputs, Count inputs,
-                           float *scratch, int threads) {
+static Count weighing_room(Count inputs) { return ROWS * (inputs + SOME); }
+
+FAST static void weigh_all(const Weighing *of, float *scratch, int threads) {
+    threads = threads_for(of->rows * of->inputs * of->outputs, threads);
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int part = 0; part < threads; part++)
-        weigh(d_y, x, d_w, rows, outputs, inputs, outputs * part / threads, outputs * (part + 1) / threads,
-              scratch + part * ROWS * (inputs + outputs + TILE));
+    for (int part = 0; part < threads; part++) { /* each takes its share of what there is more of */
+        float *room = scratch + part * weighing_room(of->inputs);
+        Count all = of->inputs / PANEL, left = all * part / threads * PANEL, right = all * (part + 1) / threads * PANEL;
+        if (of->inputs > of->outputs)
+            weigh(of, 0, of->outputs, left, right, room);
+        else
+            weigh(of, of->outputs * part / threads, of->outputs * (part + 1) / threads, 0, of->inputs, room);
+    }
 }
 
 /* Room for what follows, in numbers: for weights laid out, or for rows. */
 static Count linear_room(Count inputs, Count outputs, int threads) {
-    Count laid = 2 * inputs * outputs, weighed = threads * ROWS * (inputs + outputs + TILE);
+    Count laid = 2 * inputs * outputs, weighed = threads * weighing_room(inputs > outputs ? inputs : outputs);
     return laid > weighed ? laid : weighed;
 }
 
@@ -116,7 +135,8 @@ FAST static void linear_back(const Linear *of, float *scratch, int threads) {
         lay_inputs(of->weight, out, in, scratch, threads);
         EACH_BLOCK(map_rows(of->d_y + first * out, scratch, NULL, of->d_x + first * in, count, out, in, 0));
     }
-    if (of->d_w) weigh_all(of->d_y, of->x, of->d_w, rows, out, in, scratch, threads);
+    Weighing job = {.d_y = of->d_y, .x = of->x, .d_w = of->d_w, .rows = rows, .outputs = out, .inputs = in};
+    if (of->d_w) weigh_all(&job, scratch, threads);
 }
 
 /* y = W2 f(W1 x + b1) + b2. `inner` is what f is given, `active` what it makes of it; of a ReLU they are the same. */
@@ -156,6 +176,10 @@ FAST static void feed_back(const Network *of, float *scratch, int threads) {
     lay_inputs(of->second, of->width, of->hidden, scratch, threads);
     lay_inputs(of->first, of->hidden, of->width, scratch + size, threads);
     EACH_BLOCK(feed_back_some(of, scratch, first, count));
-    if (of->d_first) weigh_all(of->d_inner, of->x, of->d_first, rows, of->hidden, of->width, scratch, threads);
-    if (of->d_second) weigh_all(of->d_y, of->active, of->d_second, rows, of->width, of->hidden, scratch, threads);
+    Weighing first = {.d_y = of->d_inner, .x = of->x, .d_w = of->d_first, .rows = rows, .outputs = of->hidden,
+                      .inputs = of->width};
+    Weighing second = {.d_y = of->d_y, .x = of->active, .d_w = of->d_second, .rows = rows, .outputs = of->width,
+                       .inputs = of->hidden};
+    if (of->d_first) weigh_all(&first, scratch, threads);
+    if (of->d_second) weigh_all(&second, scratch, threads);
 }

@@ -175,6 +175,17 @@ static PyObject *py_linear(PyObject *self, PyObject *const *of, Py_ssize_t count
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
+static PyObject *py_weigh(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 9)) return NULL;
+    Weighing job = {.d_y = address(of[0]), .x = address(of[1]), .d_w = address(of[2]), .rows = number(of[3]),
+                    .outputs = number(of[4]), .inputs = number(of[5]), .add = (int)number(of[6])};
+    float *scratch = address(of[7]);
+    int threads = (int)number(of[8]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS weigh_all(&job, scratch, threads);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
 static PyObject *py_feed(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 19)) return NULL;
     Network job = {.x = address(of[0]), .first = address(of[1]), .first_bias = address(of[2]), .second = address(of[3]),
@@ -230,7 +241,7 @@ static PyMethodDef functions[] = {
     FUNCTION(product),     FUNCTION(encode),      FUNCTION(step),          FUNCTION(lay),    FUNCTION(embed),
     FUNCTION(norm),        FUNCTION(drop),        FUNCTION(activate),      FUNCTION(attend), FUNCTION(attend_back),
     FUNCTION(linear_room), FUNCTION(linear),      FUNCTION(cross_entropy), FUNCTION(largest), FUNCTION(log_softmax),
-    FUNCTION(feed),        {NULL, NULL, 0, NULL},
+    FUNCTION(feed),        FUNCTION(weigh),       {NULL, NULL, 0, NULL},
 };
 
 _Static_assert(sizeof(Layer) == 39 * 8, "quick.py writes it as 39 numbers");

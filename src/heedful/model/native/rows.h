@@ -21,8 +21,8 @@ FAST static void norm(const Norm *of, int rms, float eps, const float *x, float 
     for (Count i = 0; i < width; i++) y[i] = (x[i] - mean) * factor * of->weight[i] + (of->bias ? of->bias[i] : 0);
 }
 
-/* In place; `size` is a multiple of eight. Also log(sum(exp)). */
-INLINE float softmax(float *x, Count size) {
+/* In place; `size` is a multiple of eight. */
+INLINE void softmax(float *x, Count size) {
     float most = largest_of(x, size);
     Eight sum = {0};
     for (Count i = 0; i < size; i += 8) {
@@ -32,7 +32,6 @@ INLINE float softmax(float *x, Count size) {
     }
     float total = sum_of(sum), factor = total > 0 ? 1 / total : 0; /* where there is nothing to see, nothing is seen */
     for (Count i = 0; i < size; i += 8) store(x + i, load(x + i) * factor);
-    return most + logf(total);
 }
 
 FAST static void log_softmax(float *x, Count size) {

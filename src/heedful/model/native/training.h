@@ -37,7 +37,8 @@ FAST static void multiply(const float *x, Count across, Count along, const float
 
 /* ---- Attention ---- */
 
-#define BLOCK 48 /* queries at a time: a multiple of TILE and of PANEL */
+#define BLOCK 96  /* queries at a time, at most */
+#define CAUSAL 36 /* the same where each sees only those before it */
 
 typedef struct {
     float *at;
@@ -107,52 +108,86 @@ FAST static void turn(const float *from, Count stride, Count count, Count width,
         }
 }
 
+/* How many queries at a time: all blocks about equally long. */
+static Count block_of(const Attention *of) {
+    Count most = of->causal ? CAUSAL : BLOCK, blocks = (of->queries + most - 1) / most;
+    return ((of->queries + blocks - 1) / blocks + TILE - 1) / TILE * TILE;
+}
+
 /* How many keys, filled up, the queries before `until` look at. */
 static Count seen_by(const Attention *of, Count until) {
     return filled_up(of->causal && until < of->keys ? until : of->keys);
 }
 
-/* Scaled scores of the queries from `first` on, hidden ones -inf. */
-FAST static void scores_of(const Attention *of, Count batch, const float *query, const float *keys, Count first, Count rows,
-                           float *scores) {
-    Count room = room_for(of->keys), seen = seen_by(of, first + rows);
-    multiply(query + first * of->query.time, of->query.time, 1, keys, room, of->head, scores, room, rows, seen, 0);
-    for (Count row = 0; row < rows; row++) {
-        float *x = scores + row * room;
-        Count end = of->causal && first + row + 1 < of->keys ? first + row + 1 : of->keys;
-        const float *hiding = of->hiding + batch * of->hiding_batch + (first + row) * of->hiding_query;
-        if (of->hiding)
-            for (Count i = 0; i < end; i++) x[i] = x[i] * of->scale + hiding[i];
-        else
-            for (Count i = 0; i < end; i++) x[i] *= of->scale;
-        for (Count i = end; i < seen; i++) x[i] = -INFINITY;
+/* What a row of products becomes before the exponent: scaled, and hidden where it is not seen. */
+typedef struct {
+    const float *hiding; /* or NULL */
+    Count end;           /* the first that is not seen */
+    float scale;
+} Sight;
+
+static Sight sight_of(const Attention *of, Count batch, Count query) {
+    Count end = of->causal && query + 1 < of->keys ? query + 1 : of->keys;
+    const float *hiding = of->hiding ? of->hiding + batch * of->hiding_batch + query * of->hiding_query : NULL;
+    return (Sight){hiding, end, of->scale};
+}
+
+INLINE Eight seen_at(const Sight *sight, const float *x, Count i) {
+    Eight value = load(x + i) * sight->scale;
+    if (i + 8 <= sight->end) return sight->hiding ? value + load(sight->hiding + i) : value;
+    if (sight->hiding && i < sight->end) value += some_of(sight->hiding + i, sight->end - i);
+    {
+        Whole there = (Whole){0, 1, 2, 3, 4, 5, 6, 7} + (int32_t)i < (int32_t)sight->end;
+        value = (Eight)(((Whole)value & there) | ((Whole)((Eight){0} - INFINITY) & ~there));
     }
+    return value;
+}
+
+/* In place: exponents, from the largest on; `sum` of them. Gives the logarithm of what the exponents of the scores
+   themselves would add up to. */
+INLINE float exponents(const Sight *sight, float *x, Count size, float *sum) {
+    Eight most = (Eight){0} - INFINITY, all = {0};
+    for (Count i = 0; i < size; i += 8) most = larger(seen_at(sight, x, i), most);
+    float largest = largest_of((const float *)&most, 8);
+    for (Count i = 0; i < size; i += 8) {
+        Eight value = exponential(seen_at(sight, x, i) - largest);
+        store(x + i, value);
+        all += value;
+    }
+    *sum = sum_of(all);
+    return largest + logf(*sum);
 }
 
 /* Room for what follows, in numbers. */
 static Count attention_room(Count keys, Count head) { return room_for(keys) * 2 * (head + BLOCK); }
 
 FAST static void attend(const Attention *of, Count batch, Count head, float *scratch) {
-    Count room = room_for(of->keys);
+    Count room = room_for(of->keys), block = block_of(of);
     float *keys = scratch, *scores = keys + of->head * room;
     const float *query = place(&of->query, batch, head), *value = place(&of->value, batch, head);
-    float *y = place(&of->y, batch, head);
+    float *y = place(&of->y, batch, head), sums[BLOCK];
     turn(place(&of->key, batch, head), of->key.time, of->keys, of->head, keys, room);
-    for (Count first = 0; first < of->queries; first += BLOCK) {
-        Count rows = of->queries - first < BLOCK ? of->queries - first : BLOCK, seen = seen_by(of, first + rows);
-        scores_of(of, batch, query, keys, first, rows, scores);
+    for (Count first = 0; first < of->queries; first += block) {
+        Count rows = of->queries - first < block ? of->queries - first : block, seen = seen_by(of, first + rows);
+        multiply(query + first * of->query.time, of->query.time, 1, keys, room, of->head, scores, room, rows, seen, 0);
         for (Count row = 0; row < rows; row++) {
-            float sum = softmax(scores + row * room, seen);
-            if (of->sums) of->sums[(batch * of->heads + head) * of->queries + first + row] = sum;
+            Sight sight = sight_of(of, batch, first + row);
+            float log_sum = exponents(&sight, scores + row * room, seen, &sums[row]);
+            if (of->sums) of->sums[(batch * of->heads + head) * of->queries + first + row] = log_sum;
         }
         if (seen > of->keys) seen = of->keys;
         multiply(scores, room, 1, value, of->value.time, seen, y + first * of->y.time, of->y.time, rows, of->head, 0);
+        for (Count row = 0; row < rows; row++) {
+            float *made = y + (first + row) * of->y.time;
+            float factor = sums[row] > 0 ? 1 / sums[row] : 0; /* where there is nothing to see, nothing is seen */
+            for (Count i = 0; i < of->head; i += 8) store(made + i, load(made + i) * factor);
+        }
     }
 }
 
 /* With P the weights:  dV = P' dY,  dS = P * (dY V' - rowsum(dY * Y)) * scale,  dQ = dS K,  dK = dS' Q */
 FAST static void attend_back(const Attention *of, Count batch, Count head, float *scratch) {
-    Count room = room_for(of->keys), width = of->head;
+    Count room = room_for(of->keys), width = of->head, block = block_of(of);
     float *keys = scratch, *values = keys + width * room, *weights = values + width * room, *slopes = weights + BLOCK * room;
     const float *query = place(&of->query, batch, head), *key = place(&of->key, batch, head);
     const float *y = place(&of->y, batch, head), *d_y = place(&of->d_y, batch, head);
@@ -160,9 +195,9 @@ FAST static void attend_back(const Attention *of, Count batch, Count head, float
     float *d_value = place(&of->d_value, batch, head);
     turn(key, of->key.time, of->keys, width, keys, room);
     turn(place(&of->value, batch, head), of->value.time, of->keys, width, values, room);
-    for (Count first = 0; first < of->queries; first += BLOCK) {
-        Count rows = of->queries - first < BLOCK ? of->queries - first : BLOCK, seen = seen_by(of, first + rows);
-        scores_of(of, batch, query, keys, first, rows, weights);
+    for (Count first = 0; first < of->queries; first += block) {
+        Count rows = of->queries - first < block ? of->queries - first : block, seen = seen_by(of, first + rows);
+        multiply(query + first * of->query.time, of->query.time, 1, keys, room, width, weights, room, rows, seen, 0);
         multiply(d_y + first * of->d_y.time, of->d_y.time, 1, values, room, width, slopes, room, rows, seen, 0);
         for (Count row = 0; row < rows; row++) {
             const float *d = d_y + (first + row) * of->d_y.time, *made = y + (first + row) * of->y.time;
@@ -171,8 +206,9 @@ FAST static void attend_back(const Attention *of, Count batch, Count head, float
             Eight both = {0};
             for (Count i = 0; i < width; i += 8) both += load(d + i) * load(made + i);
             float mean = sum_of(both);
+            Sight sight = sight_of(of, batch, first + row);
             for (Count i = 0; i < seen; i += 8) {
-                Eight p = exponential(load(weight + i) - sum);
+                Eight p = exponential(seen_at(&sight, weight, i) - sum);
                 store(weight + i, p);
                 store(slope + i, p * (load(slope + i) - mean) * of->scale);
             }

@@ -70,6 +70,11 @@ INLINE Eight exponential(Eight x) {
     return (Eight)((Whole)value & (x > -87));
 }
 
+INLINE Eight larger(Eight a, Eight b) {
+    Whole first = a > b;
+    return (Eight)(((Whole)a & first) | ((Whole)b & ~first));
+}
+
 INLINE float largest_of(const float *x, Count size) {
     float most = -INFINITY;
 #pragma omp simd reduction(max : most)
