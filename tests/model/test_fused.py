@@ -12,6 +12,7 @@ from heedful.model.dropout import Dropout
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.linear import FusedLinear
 from heedful.model.mask import Mask
+from heedful.model.residual import normed
 from heedful.objectives import cross_entropy, vocabulary_cross_entropy
 
 pytestmark = pytest.mark.skipif(kernels.NATIVE is None, reason="no kernels were compiled")
@@ -246,6 +247,70 @@ def test_what_is_dropped_does_not_depend_on_threads():
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@few
+@given(rows=st.integers(32, 90), width=sixteens, rms=st.booleans(), adds=st.booleans(), bias=st.booleans(),
+       threads=st.integers(1, 3), seed=st.integers(0, 99))  # fmt: skip
+def test_a_norm_of_a_sum(rows, width, rms, adds, bias, threads, seed):
+    torch.manual_seed(seed)
+    norm = torch.nn.RMSNorm(width, eps=1e-5) if rms else torch.nn.LayerNorm(width, bias=bias)
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(width).sign() * (torch.rand(width) + 0.1))
+        if not rms and bias:
+            norm.bias.copy_(torch.randn(width))
+    inputs = [torch.randn(1, rows, width, requires_grad=True) for _ in range(1 + adds)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        y = normed(inputs[0], norm, *([inputs[1], Dropout(0.5).eval()] if adds else []))
+        assert "_Joined" in type(y.grad_fn).__name__
+        outer = torch.randn(y.shape)
+        found = torch.autograd.grad(y, [*inputs, *norm.parameters()], outer)
+    finally:
+        torch.set_num_threads(before)
+    norm = norm.double()
+    inputs = [one.detach().double().requires_grad_() for one in inputs]
+    wanted = norm(sum(inputs))
+    torch.testing.assert_close(y.double(), wanted, atol=1e-5, rtol=1e-5)
+    theirs = torch.autograd.grad(wanted, [*inputs, *norm.parameters()], outer.double())
+    for one, other in zip(found, theirs, strict=True):
+        torch.testing.assert_close(one, other.float(), atol=1e-4, rtol=1e-4)
+
+
+def test_what_a_norm_of_a_sum_drops_is_dropped_on_the_way_back():
+    norm, x, v = torch.nn.LayerNorm(32), torch.randn(500, 32, requires_grad=True), torch.randn(500, 32)
+    v.requires_grad_()
+    torch.manual_seed(3)
+    y = normed(x, norm, v, Dropout(0.3))
+    torch.manual_seed(3)
+    wanted = norm(Dropout(0.3).add(x, v))  # the same draws
+    torch.testing.assert_close(y, wanted, atol=1e-5, rtol=1e-5)
+    outer = torch.randn(y.shape)
+    for one, other in zip(
+        torch.autograd.grad(y, (x, v), outer), torch.autograd.grad(wanted, (x, v), outer), strict=True
+    ):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        assert one is not other
+
+
+@pytest.mark.parametrize(("weight", "bias"), [(0.0, 0.0), (1e-30, 0.0), (0.1, 4.0), (float("nan"), 0.0)])
+def test_a_norm_whose_input_cannot_be_told_from_its_output_keeps_it(weight, bias):
+    norm, x = torch.nn.LayerNorm(16), torch.randn(40, 16, requires_grad=True)
+    assert "_Joined" in type(normed(x, norm).grad_fn).__name__
+    with torch.no_grad():
+        norm.weight[3], norm.bias[3] = weight, bias
+    assert "_Joined" not in type(normed(x, norm).grad_fn).__name__
+
+
+def test_a_norm_of_another_kind_is_left_to_itself():
+    class Doubled(torch.nn.LayerNorm):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    x = torch.randn(40, 16, requires_grad=True)
+    for norm in (Doubled(16), torch.nn.LayerNorm(16, elementwise_affine=False), torch.nn.Identity()):
+        assert torch.equal(normed(x, norm), norm(x))
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return _Linear.apply(x, weight, bias) if _trains(x, [weight], [bias]) else F.linear(x, weight, bias)
 
 
-def _trains(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> bool:
+def _trains(x: Tensor, weights: list[Tensor], others: list[Tensor | None]) -> bool:
     """Whether these are to be trained, and by our kernels."""
     return (
         torch.is_grad_enabled()
@@ -119,7 +119,7 @@ def _trains(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> bo
         and all(size % WIDE == 0 for weight in weights for size in weight.shape)
         and x.numel() >= FEW * x.shape[-1]
         and not torch.is_autocast_enabled("cpu")
-        and _fits_whole(x, *weights, *(bias for bias in biases if bias is not None))
+        and _fits_whole(x, *weights, *(one for one in others if one is not None))
     )
 
 
@@ -292,6 +292,61 @@ def _drop(x: Tensor | None, y: Tensor, p: float, seed: int) -> Tensor:
     assert kernels.NATIVE is not None
     kernels.NATIVE.drop(*at, y.numel(), round(p * 65536), 1 / (1 - p), seed, torch.get_num_threads())
     return z
+
+
+def can_join(x: Tensor, v: Tensor | None, norm: nn.Module) -> bool:
+    """Whether `joined` takes them: a plain norm whose input can be told from its output."""
+    if type(norm) not in (nn.LayerNorm, nn.RMSNorm) or norm._forward_hooks or norm._forward_pre_hooks:
+        return False
+    weight, bias = norm.weight, getattr(norm, "bias", None)
+    if not isinstance(weight, Tensor) or weight.shape != x.shape[-1:] or (v is not None and v.shape != x.shape):
+        return False
+    if not _trains(x, [weight], [bias, v]):
+        return False
+    assert kernels.NATIVE is not None
+    at = (weight.data_ptr(), 0 if bias is None else bias.data_ptr())
+    return bool(kernels.NATIVE.can_be_told(*at, len(weight)))
+
+
+def joined(x: Tensor, v: Tensor | None, norm: nn.Module, p: float) -> Tensor:
+    """norm(x + dropout(v)), or norm(x). The sum is not kept."""
+    rms = isinstance(norm, nn.RMSNorm)
+    seed = int(torch.empty((), dtype=torch.int64).random_()) if p > 0 else 0
+    eps = norm.eps if norm.eps is not None else torch.finfo(torch.float32).eps
+    return _Joined.apply(x, v, norm.weight, None if rms else norm.bias, (rms, eps, p, seed))
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, v: Tensor | None, weight: Tensor, bias: Tensor | None, how: tuple[bool, float, float, int]
+    ) -> Tensor:
+        y, factors = torch.empty_like(x), floats(x.numel() // len(weight))
+        _join(x, v, weight, bias, y, factors, None, None, None, None, how=how)
+        ctx.save_for_backward(weight, bias, y, factors)
+        ctx.how, ctx.adds = how, v is not None
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (weight, bias, y, factors), d_y = ctx.saved_tensors, grads[0].contiguous()
+        d_x = torch.empty_like(y)
+        d_v = (torch.empty_like(y) if ctx.how[2] > 0 else d_x) if ctx.adds else None
+        d_both = torch.zeros(torch.get_num_threads(), 2, len(weight), dtype=torch.float32)
+        _join(y, d_v, weight, bias, y, factors, d_y, d_x, d_v, d_both, how=ctx.how)
+        d_weight, d_bias = d_both.sum(0)
+        return d_x, d_v, d_weight, None if bias is None else d_bias, None
+
+
+def _join(
+    x: Tensor, v: Tensor | None, weight: Tensor, *others: Tensor | None, how: tuple[bool, float, float, int]
+) -> None:
+    assert kernels.NATIVE is not None
+    rms, eps, p, seed = how
+    at = (0 if one is None else one.data_ptr() for one in (x, v, weight, *others))
+    sizes = (x.numel() // len(weight), len(weight))
+    kernels.NATIVE.join(*at, *sizes, rms, eps, round(p * 65536), 1 / (1 - p), seed, torch.get_num_threads())
 
 
 def cross_entropy_(logits: Tensor, targets: Tensor, share: float) -> Tensor:

@@ -6,8 +6,18 @@ from typing import Literal
 from torch import Tensor, nn
 
 from heedful.model.dropout import Dropout
+from heedful.model.fused import can_join, joined
 
 Placement = Literal["post", "pre"]
+
+
+def normed(x: Tensor, norm: nn.Module, v: Tensor | None = None, dropout: Dropout | None = None) -> Tensor:
+    """norm(x), or norm(x + dropout(v))"""
+    p = dropout.p if dropout is not None and dropout.training else 0.0
+    if p < 1 and can_join(x, v, norm):
+        return joined(x, v, norm, p)
+    result: Tensor = norm(x if v is None or dropout is None else dropout.add(x, v))
+    return result
 
 
 class Residual(nn.Module):
@@ -25,6 +35,5 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.placement == "pre":
-            return self.dropout.add(x, sublayer(self.norm(x)))
-        normed: Tensor = self.norm(self.dropout.add(x, sublayer(x)))
-        return normed
+            return self.dropout.add(x, sublayer(normed(x, self.norm)))
+        return normed(x, self.norm, sublayer(x), self.dropout)

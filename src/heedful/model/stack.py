@@ -18,7 +18,7 @@ from heedful.model.multihead import CrossAttention, KeyValue, MultiHeadConfig, S
 from heedful.model.norm import NormConfig
 from heedful.model.position import PositionConfig, Where
 from heedful.model.position.sinusoidal import SinusoidalConfig
-from heedful.model.residual import Placement, Residual
+from heedful.model.residual import Placement, Residual, normed
 
 
 class StackConfig(Config):
@@ -143,7 +143,7 @@ class Stack(nn.Module):
         mask = Mask(causal=self.causal, key_valid=valid, window=self.window, segments=segments, prefix=prefix)
         if positions is None:
             positions = self._next_positions(x, segments, cache)
-        x = self.dropout(self.embedding_norm(self.position.embed(x, positions)))
+        x = self.dropout(normed(self.position.embed(x, positions), self.embedding_norm))
         x = self.lift(x)
         where = self._where(positions, mask, cache)
         for index, layer in enumerate(self.each_layer()):
@@ -155,8 +155,7 @@ class Stack(nn.Module):
                 memory_mask=None if memory is None else memory.mask,
                 cache=None if cache is None else cache.layers[index],
             )
-        normed: Tensor = self.norm(x)
-        return normed
+        return normed(x, self.norm)
 
     def read(self, states: Tensor, valid: Tensor | None = None) -> Memory:
         """The memory of a source, from the encoder's output: computed once, used at every step and by every beam."""

@@ -6,13 +6,14 @@
 
    vectors.h     eight numbers at a time          attention.h   who looks at what
    product.h     weights times rows               layers.h      all of it, layer by layer
-   rows.h        what is done to each row         training.h, linear.h    forwards and backwards */
+   rows.h        what is done to each row         training.h, linear.h, residual.h   forwards and backwards */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "layers.h"
 #include "linear.h"
+#include "residual.h"
 
 static Count number(PyObject *given) { return PyLong_AsLongLong(given); }
 static void *address(PyObject *given) { return (void *)(intptr_t)PyLong_AsLongLong(given); }
@@ -186,6 +187,28 @@ static PyObject *py_weigh(PyObject *self, PyObject *const *of, Py_ssize_t count)
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
+static PyObject *py_can_be_told(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 3)) return NULL;
+    const float *weight = address(of[0]), *bias = address(of[1]);
+    Count width = number(of[2]);
+    if (PyErr_Occurred()) return NULL;
+    return PyBool_FromLong(can_be_told(weight, bias, width));
+}
+
+static PyObject *py_join(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 18)) return NULL;
+    Count seed = number(of[16]);
+    Joint job = {.x = address(of[0]), .v = address(of[1]), .weight = address(of[2]), .bias = address(of[3]),
+                 .y = address(of[4]), .factors = address(of[5]), .d_y = address(of[6]), .d_x = address(of[7]),
+                 .d_v = address(of[8]), .d_weight = address(of[9]), .rows = number(of[10]), .width = number(of[11]),
+                 .rms = (int)number(of[12]), .eps = real(of[13]), .dropped = (uint32_t)number(of[14]),
+                 .factor = real(of[15]), .seed = (uint32_t)seed, .second = (uint32_t)(seed >> 32)};
+    int threads = (int)number(of[17]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS join(&job, threads);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
 static PyObject *py_feed(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 19)) return NULL;
     Network job = {.x = address(of[0]), .first = address(of[1]), .first_bias = address(of[2]), .second = address(of[3]),
@@ -241,7 +264,7 @@ static PyMethodDef functions[] = {
     FUNCTION(product),     FUNCTION(encode),      FUNCTION(step),          FUNCTION(lay),    FUNCTION(embed),
     FUNCTION(norm),        FUNCTION(drop),        FUNCTION(activate),      FUNCTION(attend), FUNCTION(attend_back),
     FUNCTION(linear_room), FUNCTION(linear),      FUNCTION(cross_entropy), FUNCTION(largest), FUNCTION(log_softmax),
-    FUNCTION(feed),        FUNCTION(weigh),       {NULL, NULL, 0, NULL},
+    FUNCTION(feed),        FUNCTION(weigh),       FUNCTION(can_be_told),   FUNCTION(join),   {NULL, NULL, 0, NULL},
 };
 
 _Static_assert(sizeof(Layer) == 39 * 8, "quick.py writes it as 39 numbers");
