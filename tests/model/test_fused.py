@@ -249,7 +249,13 @@ def test_what_is_dropped_does_not_depend_on_threads():
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
-@few
+@pytest.fixture
+def small_ones_too(monkeypatch):
+    monkeypatch.setattr("heedful.model.residual.LARGE", 0)
+
+
+@pytest.mark.usefixtures("small_ones_too")
+@settings(few, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.integers(32, 90), width=sixteens, rms=st.booleans(), adds=st.booleans(), bias=st.booleans(),
        threads=st.integers(1, 3), seed=st.integers(0, 99))  # fmt: skip
 def test_a_norm_of_a_sum(rows, width, rms, adds, bias, threads, seed):
@@ -294,6 +300,7 @@ def test_what_a_norm_of_a_sum_drops_is_dropped_on_the_way_back():
         assert one is not other
 
 
+@pytest.mark.usefixtures("small_ones_too")
 @pytest.mark.parametrize(("weight", "bias"), [(0.0, 0.0), (1e-30, 0.0), (0.1, 4.0), (float("nan"), 0.0)])
 def test_a_norm_whose_input_cannot_be_told_from_its_output_keeps_it(weight, bias):
     norm, x = torch.nn.LayerNorm(16), torch.randn(40, 16, requires_grad=True)
@@ -303,6 +310,7 @@ def test_a_norm_whose_input_cannot_be_told_from_its_output_keeps_it(weight, bias
     assert "_Joined" not in type(normed(x, norm).grad_fn).__name__
 
 
+@pytest.mark.usefixtures("small_ones_too")
 def test_a_norm_of_another_kind_is_left_to_itself():
     class Doubled(torch.nn.LayerNorm):
         def forward(self, x):

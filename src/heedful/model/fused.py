@@ -333,10 +333,9 @@ class _Joined(torch.autograd.Function):
         (weight, bias, y, factors), d_y = ctx.saved_tensors, grads[0].contiguous()
         d_x = torch.empty_like(y)
         d_v = (torch.empty_like(y) if ctx.how[2] > 0 else d_x) if ctx.adds else None
-        d_both = torch.zeros(torch.get_num_threads(), 2, len(weight), dtype=torch.float32)
+        d_both = floats(2 * torch.get_num_threads(), len(weight))
         _join(y, d_v, weight, bias, y, factors, d_y, d_x, d_v, d_both, how=ctx.how)
-        d_weight, d_bias = d_both.sum(0)
-        return d_x, d_v, d_weight, None if bias is None else d_bias, None
+        return d_x, d_v, d_both[0], None if bias is None else d_both[1], None
 
 
 def _join(

@@ -56,6 +56,17 @@ INLINE void put(float *at, Eight value, Count size) {
 
 INLINE float sum_of(Eight x) { return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7])); }
 
+/* Of all numbers of one line, or of two. */
+INLINE float sum_of_lines(const Line *lines, int count) {
+    Line sum = lines[0];
+    for (int i = 1; i < count; i++) sum += lines[i];
+    Eight parts[LANES / 8], all;
+    memcpy(parts, &sum, sizeof sum);
+    all = parts[0];
+    for (int i = 1; i < LANES / 8; i++) all += parts[i];
+    return sum_of(all);
+}
+
 /* e^x for x <= 0, within 2e-7 of it: 2^n from the exponent's bits, the rest from a polynomial (Cephes' coefficients).
    What is too small for a float is zero. */
 INLINE Eight exponential(Eight x) {
