@@ -1,5 +1,8 @@
 """Adam, and its memory as plain named tensors."""
 
+import inspect
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,8 +16,28 @@ def build_optimizer(config: TrainingConfig, model: Model) -> torch.optim.Optimiz
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    kind = AdamW if config.optimizer == "adamw" else Adam
     return kind(groups, lr=1.0, betas=config.betas, eps=config.eps, fused=device.type in ("cpu", "cuda"))
+
+
+class _Plain(torch.optim.Optimizer):
+    """torch's own, without what it does for `torch.compile`: taking up parameters, it would import the whole compiler,
+    75 MB and a second, only to keep it out."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        return inspect.unwrap(super().step.__func__)(self, closure)  # type: ignore[attr-defined]
+
+
+class Adam(_Plain, torch.optim.Adam):
+    pass
+
+
+class AdamW(_Plain, torch.optim.AdamW):
+    pass
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, model: Model) -> dict[str, Tensor]:
