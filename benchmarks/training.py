@@ -131,7 +131,7 @@ def speed(size: str, peer: str, steps: int, rounds: int) -> None:
         loss = loss_of(batch)
         loss.backward()
         optimizer.step()
-        return loss
+        return loss.detach()
 
     step(work[0])
     seconds = []

@@ -19,7 +19,7 @@ from tests.corpora import SMALL, pairs
 place = Path(sys.argv[1])
 recipe = read_recipe("tiny", [*SMALL, "training.steps=2"])
 train(recipe, Inputs((pairs(place / "pairs.tsv"),)), place / "run", cache=place / "cache")
-print("torch._dynamo" in sys.modules)
+print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
 """
 
 
@@ -40,6 +40,6 @@ def test_steps_are_those_of_torch(name, fused):
     assert torch.equal(*trained) and not torch.equal(first, trained[0])
 
 
-def test_training_does_not_import_a_compiler(tmp_path):
+def test_training_imports_neither_a_compiler_nor_symbolic_mathematics(tmp_path):
     done = subprocess.run([sys.executable, "-c", TRAIN, str(tmp_path)], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1:] == ["False"], done.stderr
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
