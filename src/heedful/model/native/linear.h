@@ -6,6 +6,7 @@
 #include "training.h"
 
 #define ROWS 256 /* of a sum over rows at a time: those of 16 inputs stay in the nearest cache */
+#define BESIDE (SUMS / 12) /* panels at once there */
 #define SOME 96  /* rows that go through a whole network at once, or outputs of such a sum: what is between stays there */
 
 /* W in panels of outputs, for x W'. */
@@ -67,6 +68,21 @@ typedef struct {
     int add;
 } Weighing;
 
+/* The outputs from `first` to `end`, `wide` panels of inputs, with both laid out. */
+INLINE void weigh_tiles(const Weighing *of, int wide, Count first, Count end, Count input, Count depth, const float *panel,
+                        const float *tiles, int add) {
+    for (Count output = first; output < end; output += TILE, tiles += TILE * ROWS) {
+        float *to = of->d_w + output * of->inputs + input;
+        switch (end - output < TILE ? end - output : TILE) {
+#define CASE(count)                                                                                        \
+    case count: strip(count, wide, tiles, 1, TILE, panel, PANEL * ROWS, PANEL, depth, to, of->inputs, add); break;
+            CASES
+            CASE(TILE)
+#undef CASE
+        }
+    }
+}
+
 /* The outputs from `first` to `end`, the inputs from `left` to `right`. */
 FAST static void weigh(const Weighing *of, Count first, Count end, Count left, Count right, float *scratch) {
     Count inputs = of->inputs;
@@ -79,17 +95,11 @@ FAST static void weigh(const Weighing *of, Count first, Count end, Count left, C
         for (Count some = first; some < end; some += SOME) {
             Count until = end - some < SOME ? end : some + SOME;
             lay_tiles(of->d_y + row * of->outputs + some, of->outputs, depth, until - some, by);
-            for (Count input = left; input < right; input += PANEL)
-                for (Count output = some; output < until; output += TILE) {
-                    const float *tile = by + (output - some) * ROWS, *panel = scratch + input * ROWS;
-                    float *to = of->d_w + output * inputs + input;
-                    switch (until - output < TILE ? until - output : TILE) {
-#define CASE(count) case count: strip(count, tile, 1, TILE, panel, PANEL, depth, to, inputs, add); break;
-                        CASES
-                        CASE(TILE)
-#undef CASE
-                    }
-                }
+            Count input = left;
+            for (; input + BESIDE * PANEL <= right; input += BESIDE * PANEL)
+                weigh_tiles(of, BESIDE, some, until, input, depth, scratch + input * ROWS, by, add);
+            for (; input < right; input += PANEL)
+                weigh_tiles(of, 1, some, until, input, depth, scratch + input * ROWS, by, add);
         }
     }
 }

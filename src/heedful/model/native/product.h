@@ -54,16 +54,19 @@ INLINE void end(int rows, int parts, Line sums[][ACROSS * PARTS], float *y, Coun
         }
 }
 
-/* `panel`: numbers from one panel to the next. */
-INLINE void add_floats(int rows, int across, Line sums[][ACROSS * PARTS], const float *x, Count stride, const float *w,
-                       Count panel, Count depth) {
-    for (Count k = 0; k < depth; k++)
-        for (int one = 0; one < across; one++) {
-            Line lines[PARTS];
-            for (int part = 0; part < PARTS; part++) lines[part] = load_line(w + one * panel + k * PANEL + LANES * part);
+/* Sums of x[row * across + k * along] times a line of each panel; `panel`: numbers from one to the next, `step`: from one
+   line to the next. */
+INLINE void add_floats(int rows, int wide, Line sums[][ACROSS * PARTS], const float *x, Count across, Count along,
+                       const float *w, Count panel, Count step, Count depth) {
+    const int together = wide * PARTS <= 2 ? wide : 1; /* panels whose lines wait in registers for all rows */
+    for (Count k = 0; k < depth; k++, x += along, w += step)
+        for (int one = 0; one < wide; one += together) {
+            Line lines[ACROSS * PARTS];
+            for (int part = 0; part < together * PARTS; part++)
+                lines[part] = load_line(w + (one + part / PARTS) * panel + part % PARTS * LANES);
             for (int row = 0; row < rows; row++)
-                for (int part = 0; part < PARTS; part++)
-                    sums[row][one * PARTS + part] += x[row * stride + k] * lines[part];
+                for (int part = 0; part < together * PARTS; part++)
+                    sums[row][one * PARTS + part] += x[row * across] * lines[part];
         }
 }
 
@@ -137,7 +140,8 @@ INLINE void tile(int rows, int across, const Product *job, Count row, Count pane
                                    (job->steps[row + one] * load_line(job->scales + column + LANES * part));
     } else {
         begin(rows, parts, sums, y, stride, bias, add);
-        add_floats(rows, across, sums, job->x + place, job->stride, (const float *)job->weight + start, size, depth);
+        add_floats(rows, across, sums, job->x + place, job->stride, 1, (const float *)job->weight + start, size, PANEL,
+                   depth);
     }
     end(rows, parts, sums, y, stride, job->relu && last);
     if (across == 1 && room < PANEL)

@@ -5,17 +5,14 @@
 
 /* ---- Small products ---- */
 
-/* Sixteen columns of y = x w, or y + x w, where x is read as x[row * across + k * along] and w[k * step + column]. */
-INLINE void strip(int rows, const float *x, Count across, Count along, const float *w, Count step, Count depth, float *y,
-                  Count stride, int add) {
+/* Sixteen columns of y = x w, or y + x w, where x is read as x[row * across + k * along] and w[k * step + column]; or more
+   of them, `panel` numbers further. */
+INLINE void strip(int rows, int wide, const float *x, Count across, Count along, const float *w, Count panel, Count step,
+                  Count depth, float *y, Count stride, int add) {
     Line sums[TILE][ACROSS * PARTS];
-    begin(rows, PARTS, sums, y, stride, NULL, add);
-    for (Count k = 0; k < depth; k++, x += along, w += step)
-        for (int part = 0; part < PARTS; part++) {
-            Line line = load_line(w + LANES * part);
-            for (int row = 0; row < rows; row++) sums[row][part] += x[row * across] * line;
-        }
-    end(rows, PARTS, sums, y, stride, 0);
+    begin(rows, wide * PARTS, sums, y, stride, NULL, add);
+    add_floats(rows, wide, sums, x, across, along, w, panel, step, depth);
+    end(rows, wide * PARTS, sums, y, stride, 0);
 }
 
 /* The same for all columns, a multiple of sixteen. */
@@ -24,11 +21,11 @@ FAST static void multiply(const float *x, Count across, Count along, const float
     for (Count column = 0; column < columns; column += PANEL, w += PANEL, y += PANEL) {
         Count row = 0;
         for (; row + TILE <= rows; row += TILE)
-            strip(TILE, x + row * across, across, along, w, step, depth, y + row * stride, stride, add);
+            strip(TILE, 1, x + row * across, across, along, w, 0, step, depth, y + row * stride, stride, add);
         const float *from = x + row * across;
         float *to = y + row * stride;
         switch (rows - row) {
-#define CASE(count) case count: strip(count, from, across, along, w, step, depth, to, stride, add); break;
+#define CASE(count) case count: strip(count, 1, from, across, along, w, 0, step, depth, to, stride, add); break;
             CASES
 #undef CASE
         }
