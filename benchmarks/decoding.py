@@ -1,11 +1,13 @@
-"""How fast is decoding, against CTranslate2, transformers and OpenNMT-py, on the same weights? First: sh peers.sh
+"""How fast is decoding, against CTranslate2 and transformers, on the same weights? First: sh peers.sh
 
     python benchmarks/decoding.py                          all cells, as a table
     python benchmarks/decoding.py --sizes tiny --engines heedful ct2-float32-2x1
 
 Random weights, exported to Marian's format and converted to CTranslate2. Each engine runs in a process and an
 environment of its own, and writes 24 tokens for each sentence. The first figure of a cell is sentences a second, the
-best of all rounds; engines take turns.
+best of all rounds; engines take turns. The last rows are what float32 could reach on this machine: if all there were to
+do were matrix products, as fast as a large one; and if it were to read the weights from memory at every step, which a
+small model beats, since it stays in the cache.
 """
 
 import argparse
@@ -73,12 +75,33 @@ def table(size: str, engines: list[str], cells: list[tuple[int, ...]], turns: in
                 same = f", {100 * sum(one == other for one, other in pairs) // len(pairs)} %"
             row.append(f"{max(rates[engine, cell]):,.1f} ({min(rates[engine, cell]):,.1f}){same}")
         print(f"| {engine} | " + " | ".join(row) + f" | {memory[engine] / 1e6:,.0f} |", flush=True)
+    for name, limit in limits(size, cells).items():
+        print(f"| {name} | " + " | ".join(f"{one:,.1f}" for one in limit) + " | |", flush=True)
     for ours, theirs in (("heedful", "ct2-float32"), ("heedful-int8", "ct2-int8"), ("heedful", "transformers")):
         others = [engine for engine in engines if engine.startswith(theirs)]
         if ours in engines and others:
             shares = [max(rates[ours, cell]) / max(max(rates[other, cell]) for other in others) for cell in cells]
             shown = ", ".join(f"{share:.2f}" for share in shares)
             print(f"\n{ours} / the better of {' and '.join(others)}: {shown}")
+
+
+def limits(size: str, cells: list[tuple[int, ...]]) -> dict[str, list[float]]:
+    """Sentences a second, by the machine's rate of products and its rate of reading."""
+    import torch
+    from work import OUT, SIZES, THREADS, VOCAB, gemm_rate, read_rate
+
+    torch.set_num_threads(THREADS)
+    products, reading, of = gemm_rate(), read_rate(), SIZES[size]
+    network = 2 * of.width * of.hidden
+    decoder = of.layers * (6 * of.width**2 + network) + VOCAB * of.width  # weights, each used once for a token
+    source = of.layers * (4 * of.width**2 + network + 2 * of.width**2)  # for a source token
+    arithmetic, memory = [], []
+    for beam, batch in cells:
+        rows = _rows(batch)
+        tokens = sum(len(row) + 1 for row in rows) / len(rows)
+        arithmetic.append(products / (2 * (decoder * OUT * beam + source * tokens)))
+        memory.append(batch * reading / (4 * decoder * OUT))
+    return {"limit of products": arithmetic, "limit of reading": memory}
 
 
 def run(engine: str, *arguments: str) -> dict[str, list]:  # type: ignore[type-arg]
@@ -151,9 +174,9 @@ def write_ctranslate2(size: str) -> None:
 
 
 def decode(size: str, engine: str, beam: str, batch: str, rounds: str) -> None:
-    from work import best_of, peak_memory, say, sentences
+    from work import best_of, peak_memory, say
 
-    rows = sentences(32 if batch == "1" else 128)
+    rows = _rows(int(batch))
     start = {"heedful": ours, "transformers": transformers}.get(engine.partition("-")[0], ctranslate2)
     work = start(size, engine, int(beam), int(batch))
     written: list[list[int]] = []
@@ -163,6 +186,12 @@ def decode(size: str, engine: str, beam: str, batch: str, rounds: str) -> None:
 
     seconds = best_of(once, rounds=1 if engine == "transformers" else int(rounds), least=0.3)  # that one is slow
     say(seconds=seconds, written=written, memory=peak_memory())
+
+
+def _rows(batch: int) -> list[list[int]]:
+    from work import sentences
+
+    return sentences(32 if batch == 1 else 128)
 
 
 Work = Callable[[list[list[int]]], list[list[int]]]
