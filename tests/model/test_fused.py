@@ -183,6 +183,8 @@ def test_a_linear_map_that_the_kernels_do_not_take():
         y = fused.linear(some, by, None)
         assert "_Linear" not in type(y.grad_fn).__name__
         torch.testing.assert_close(y, some @ by.T)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        fused.linear(torch.randn(40, 32), weight, None)
     with torch.autocast("cpu", torch.bfloat16):
         assert fused.linear(x, weight, None).dtype == torch.bfloat16
 

@@ -108,7 +108,8 @@ def _beside(*parts: Tensor) -> list[Tensor]:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """W x + b. x: anything inputs; weight: outputs inputs"""
-    return _Linear.apply(x, weight, bias) if _trains(x, [weight], [bias]) else F.linear(x, weight, bias)
+    fit = x.shape[-1:] == weight.shape[1:] and (bias is None or bias.shape == weight.shape[:1])
+    return _Linear.apply(x, weight, bias) if fit and _trains(x, [weight], [bias]) else F.linear(x, weight, bias)
 
 
 def _trains(x: Tensor, weights: list[Tensor], others: list[Tensor | None]) -> bool:
@@ -170,7 +171,8 @@ def weigh_(d_weight: Tensor, d_y: Tensor, x: Tensor, *, add: bool) -> None:
 
 
 def can_feed(x: Tensor, first: nn.Linear, second: nn.Linear) -> bool:
-    return _trains(x, [first.weight, second.weight], [first.bias, second.bias])
+    fit = x.shape[-1:] == first.weight.shape[1:] and second.weight.shape == first.weight.shape[::-1]
+    return fit and _trains(x, [first.weight, second.weight], [first.bias, second.bias])
 
 
 def feed(x: Tensor, first: nn.Linear, second: nn.Linear, kind: str) -> Tensor:
@@ -205,9 +207,8 @@ class _Feed(torch.autograd.Function):
         d_x, d_first, d_second = _room_like((x, first, second), (for_x, for_first, for_second))
         d_inner = torch.empty_like(inner)
         _feed(x, first, None, second, None, inner, active, None, d_y, d_inner, d_x, d_first, d_second, f=ctx.f)
-        d_first_bias, d_second_bias = _summed(d_inner) if for_first_bias else None, None
-        if for_second_bias:
-            d_second_bias = _summed(d_y)
+        d_first_bias = _summed(d_inner) if for_first_bias else None
+        d_second_bias = _summed(d_y) if for_second_bias else None
         return d_x, d_first, d_first_bias, d_second, d_second_bias, None
 
 
