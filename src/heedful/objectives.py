@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from heedful.model.fused import can_weigh, cross_entropy_, fits, weigh_
 from heedful.model.kernels import Panels
@@ -43,8 +44,8 @@ def vocabulary_cross_entropy(
 
     states: tokens width; weight: vocab width
     """
-    in_chunks = states.device.type == "cpu" and torch.is_grad_enabled() and len(states) * len(weight) >= LEAST
-    if not in_chunks or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+    in_chunks = states.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if not in_chunks or torch.is_autocast_enabled("cpu") or len(states) * len(weight) < LEAST:
         return cross_entropy(F.linear(states, weight, bias), targets, smoothing=smoothing)
     total: Tensor = _VocabularyCrossEntropy.apply(states, weight, bias, targets, smoothing)
     return Loss(total, targets.numel())
@@ -95,6 +96,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         return loss.to(states.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         found = [saved * grads[0] for saved in ctx.saved_tensors]
         return found[0], found[1], found[2] if len(found) == 3 else None, None, None

@@ -166,8 +166,18 @@ def test_a_network_that_was_changed_is_left_to_its_modules():
     assert "_Feed" not in way(lambda network: network.train())
     assert "_Feed" not in way(lambda network: None, "swiglu")
     assert "_Feed" not in way(lambda network: setattr(network, "output", torch.nn.Linear(32, 16)))
+    assert "_Feed" not in way(lambda network: setattr(network, "function", torch.sin))
     assert "_Feed" not in way(lambda network: network.input.register_forward_hook(lambda *_: seen.append(1)))
+    assert "_Feed" not in way(lambda network: network.output.register_full_backward_pre_hook(lambda *_: None))
     assert seen
+
+
+def test_what_is_not_a_number_is_not_hidden_by_a_relu():
+    network = FeedForwardConfig(hidden=32, activation="relu").build(16)
+    with torch.no_grad():
+        network.input.weight[3, 5] = torch.nan
+    y = network(torch.randn(1, 40, 16, requires_grad=True), mask=Mask())
+    assert "_Feed" in type(y.grad_fn).__name__ and y.isnan().all()
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 48), (48, 2048), (1040, 1024)])
@@ -253,7 +263,7 @@ def test_what_is_dropped_does_not_depend_on_threads():
 
 @pytest.fixture
 def small_ones_too(monkeypatch):
-    monkeypatch.setattr("heedful.model.residual.LARGE", 0)
+    monkeypatch.setattr("heedful.model.fused.LARGE", 0)
 
 
 @pytest.mark.usefixtures("small_ones_too")
@@ -302,6 +312,14 @@ def test_what_a_norm_of_a_sum_drops_is_dropped_on_the_way_back():
         assert one is not other
 
 
+def test_too_little_to_be_dropped_is_nothing():
+    x, v = (torch.randn(40, 32, requires_grad=True) for _ in range(2))
+    y = normed(x, torch.nn.LayerNorm(32), v, Dropout(1e-6))
+    assert "_Joined" in type(y.grad_fn).__name__
+    of_x, of_v = torch.autograd.grad(y, (x, v), torch.randn(40, 32))
+    assert torch.equal(of_x, of_v)
+
+
 @pytest.mark.usefixtures("small_ones_too")
 @pytest.mark.parametrize(("weight", "bias"), [(0.0, 0.0), (1e-30, 0.0), (0.1, 4.0), (float("nan"), 0.0)])
 def test_a_norm_whose_input_cannot_be_told_from_its_output_keeps_it(weight, bias):
@@ -319,8 +337,11 @@ def test_a_norm_of_another_kind_is_left_to_itself():
             return 2 * super().forward(x)
 
     x = torch.randn(40, 16, requires_grad=True)
-    for norm in (Doubled(16), torch.nn.LayerNorm(16, elementwise_affine=False), torch.nn.Identity()):
-        assert torch.equal(normed(x, norm), norm(x))
+    watched = torch.nn.LayerNorm(16)
+    watched.register_full_backward_hook(lambda *_: None)
+    for norm in (Doubled(16), torch.nn.LayerNorm(16, elementwise_affine=False), torch.nn.Identity(), watched):
+        y = normed(x, norm)
+        assert torch.equal(y, norm(x)) and "_Joined" not in type(y.grad_fn).__name__
 
 
 @pytest.fixture

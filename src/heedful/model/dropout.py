@@ -10,9 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heedful.model.fused import can_drop, dropped
-
-WHOLE = 1 << 16  # what sixteen bits can tell apart
+from heedful.model.fused import WHOLE, can_drop, dropped
 
 
 class Dropout(nn.Module):

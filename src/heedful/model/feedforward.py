@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
 from heedful.model.dropout import Dropout
-from heedful.model.fused import can_feed, feed, gelu, gelu_tanh, silu
+from heedful.model.fused import can_feed, feed, gelu, gelu_tanh, is_watched, silu
 from heedful.model.linear import FusedLinear, Linear, linear_parameters
 from heedful.model.mask import Mask
 
@@ -84,14 +84,15 @@ class FeedForward(nn.Module):
 
     def _is_plain(self) -> bool:
         """Nothing is to be done between the maps but the function, and nobody has replaced them or looks on."""
-        inside = (self.input, self.output)
         return (
             self.kernel == 1
             and not self.gated
             and not (self.training and self.dropout.p > 0)
             and type(self.input) is FusedLinear
             and type(self.output) is Linear
-            and not any(one._forward_hooks or one._forward_pre_hooks or one._backward_hooks for one in inside)
+            and self.function is FUNCTIONS[self.activation]
+            and not is_watched(self.input)
+            and not is_watched(self.output)
         )
 
     def _hidden(self, x: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""What training does most, by our own kernels for the CPU, forwards and backwards (native/training.h).
+"""What training does most, by our own kernels for the CPU, forwards and backwards (native/training.h, linear.h,
+residual.h).
 
 Each has a plain form in torch, which is what runs where the kernels do not suit.
 """
@@ -13,8 +14,9 @@ from torch.autograd.function import once_differentiable
 from heedful.model import kernels
 from heedful.model.kernels import floats
 
-WIDE = 16  # the width of a head is a multiple of it, as native/training.h has it
-BLOCK = 96  # queries at a time there
+WHOLE = 1 << 16  # what the sixteen bits that tell what is dropped can tell apart
+WIDE = 16  # the widths of a head, of a linear map, of a norm are multiples of it
+LARGE = 1 << 18  # numbers from which on a norm by itself is as fast by our kernels as by torch's, and keeps less
 FEW = 32  # rows from which on it is worth it to lay out weights anew for each product
 
 
@@ -25,6 +27,12 @@ def fits(*tensors: Tensor) -> bool:
         and all(x.device.type == "cpu" and x.dtype == torch.float32 and x.stride(-1) == 1 for x in tensors)
         and not torch.compiler.is_compiling()
     )
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether there are hooks, for which it must be called as it is."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
 
 
 def can_attend(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -72,8 +80,8 @@ def _view(x: Tensor) -> tuple[int, ...]:
 
 
 def _scratch(key: Tensor) -> Tensor:
-    keys, head = key.shape[2:]
-    return floats(torch.get_num_threads(), (keys + -keys % WIDE + WIDE) * 2 * (head + BLOCK))
+    assert kernels.NATIVE is not None
+    return floats(torch.get_num_threads(), kernels.NATIVE.attention_room(*key.shape[2:]))
 
 
 def _rest(
@@ -115,7 +123,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _trains(x: Tensor, weights: list[Tensor], others: list[Tensor | None]) -> bool:
     """Whether these are to be trained, and by our kernels."""
     return (
-        torch.is_grad_enabled()
+        x.device.type == "cpu"
+        and not torch.compiler.is_compiling()  # which would take the sizes below for facts
+        and torch.is_grad_enabled()
         and any(one.requires_grad for one in (x, *weights))
         and all(size % WIDE == 0 for weight in weights for size in weight.shape)
         and x.numel() >= FEW * x.shape[-1]
@@ -137,7 +147,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), d_y = ctx.saved_tensors, grads[0].contiguous()
         d_x, d_weight = _room_like((x, weight), ctx.needs_input_grad)
-        _linear(x, weight, None, None, d_y, d_x, d_weight)
+        _linear(x, weight, None, None, d_y, d_x, d_weight, back=True)
         return d_x, d_weight, _summed(d_y) if ctx.needs_input_grad[2] else None
 
 
@@ -149,10 +159,10 @@ def _summed(x: Tensor) -> Tensor:
     return x.flatten(0, -2).sum(0)
 
 
-def _linear(x: Tensor, weight: Tensor, *others: Tensor | None) -> None:
+def _linear(x: Tensor, weight: Tensor, *others: Tensor | None, back: bool = False) -> None:
     assert kernels.NATIVE is not None
     threads, (outputs, inputs) = torch.get_num_threads(), weight.shape
-    scratch = floats(kernels.NATIVE.linear_room(inputs, outputs, threads))
+    scratch = floats(kernels.NATIVE.linear_room(inputs, outputs, back, threads))
     at = (0 if one is None else one.data_ptr() for one in (x, weight, *others))
     kernels.NATIVE.linear(*at, x.numel() // inputs, inputs, outputs, scratch.data_ptr(), threads)
 
@@ -165,14 +175,16 @@ def weigh_(d_weight: Tensor, d_y: Tensor, x: Tensor, *, add: bool) -> None:
     """dW = dY' X, or dW + dY' X."""
     assert kernels.NATIVE is not None
     threads, (outputs, inputs) = torch.get_num_threads(), d_weight.shape
-    scratch = floats(kernels.NATIVE.linear_room(inputs, WIDE, threads))
+    scratch = floats(kernels.NATIVE.linear_room(inputs, WIDE, True, threads))
     at = (one.data_ptr() for one in (d_y, x, d_weight))
     kernels.NATIVE.weigh(*at, len(x), outputs, inputs, add, scratch.data_ptr(), threads)
 
 
 def can_feed(x: Tensor, first: nn.Linear, second: nn.Linear) -> bool:
+    weights, biases = [first.weight, second.weight], [first.bias, second.bias]
     fit = x.shape[-1:] == first.weight.shape[1:] and second.weight.shape == first.weight.shape[::-1]
-    return fit and _trains(x, [first.weight, second.weight], [first.bias, second.bias])
+    fit &= all(bias is None or len(bias) == len(weight) for weight, bias in zip(weights, biases, strict=True))
+    return fit and _trains(x, weights, biases)
 
 
 def feed(x: Tensor, first: nn.Linear, second: nn.Linear, kind: str) -> Tensor:
@@ -206,16 +218,18 @@ class _Feed(torch.autograd.Function):
         for_x, for_first, for_first_bias, for_second, for_second_bias, _ = ctx.needs_input_grad
         d_x, d_first, d_second = _room_like((x, first, second), (for_x, for_first, for_second))
         d_inner = torch.empty_like(inner)
-        _feed(x, first, None, second, None, inner, active, None, d_y, d_inner, d_x, d_first, d_second, f=ctx.f)
+        _feed(
+            x, first, None, second, None, inner, active, None, d_y, d_inner, d_x, d_first, d_second, f=ctx.f, back=True
+        )
         d_first_bias = _summed(d_inner) if for_first_bias else None
         d_second_bias = _summed(d_y) if for_second_bias else None
         return d_x, d_first, d_first_bias, d_second, d_second_bias, None
 
 
-def _feed(x: Tensor, first: Tensor, *others: Tensor | None, f: int) -> None:
+def _feed(x: Tensor, first: Tensor, *others: Tensor | None, f: int, back: bool = False) -> None:
     assert kernels.NATIVE is not None
     threads, (hidden, width) = torch.get_num_threads(), first.shape
-    scratch = floats(kernels.NATIVE.linear_room(width, hidden, threads))
+    scratch = floats(kernels.NATIVE.linear_room(width, hidden, back, threads))
     at = (0 if one is None else one.data_ptr() for one in (x, first, *others))
     kernels.NATIVE.feed(*at, x.numel() // width, width, hidden, f, scratch.data_ptr(), threads)
 
@@ -291,18 +305,18 @@ def _drop(x: Tensor | None, y: Tensor, p: float, seed: int) -> Tensor:
     z = torch.empty_like(y)
     at = (0 if x is None else x.data_ptr(), y.data_ptr(), z.data_ptr())
     assert kernels.NATIVE is not None
-    kernels.NATIVE.drop(*at, y.numel(), round(p * 65536), 1 / (1 - p), seed, torch.get_num_threads())
+    kernels.NATIVE.drop(*at, y.numel(), round(p * WHOLE), 1 / (1 - p), seed, torch.get_num_threads())
     return z
 
 
 def can_join(x: Tensor, v: Tensor | None, norm: nn.Module) -> bool:
     """Whether `joined` takes them: a plain norm whose input can be told from its output."""
-    if type(norm) not in (nn.LayerNorm, nn.RMSNorm) or norm._forward_hooks or norm._forward_pre_hooks:
+    if type(norm) not in (nn.LayerNorm, nn.RMSNorm) or is_watched(norm):
         return False
     weight, bias = norm.weight, getattr(norm, "bias", None)
     if not isinstance(weight, Tensor) or weight.shape != x.shape[-1:] or (v is not None and v.shape != x.shape):
         return False
-    if not _trains(x, [weight], [bias, v]):
+    if not _trains(x, [weight], [bias, v]) or (v is None and x.numel() < LARGE):
         return False
     assert kernels.NATIVE is not None
     at = (weight.data_ptr(), 0 if bias is None else bias.data_ptr())
@@ -312,6 +326,7 @@ def can_join(x: Tensor, v: Tensor | None, norm: nn.Module) -> bool:
 def joined(x: Tensor, v: Tensor | None, norm: nn.Module, p: float) -> Tensor:
     """norm(x + dropout(v)), or norm(x). The sum is not kept."""
     rms = isinstance(norm, nn.RMSNorm)
+    p = p if round(p * WHOLE) else 0.0
     seed = int(torch.empty((), dtype=torch.int64).random_()) if p > 0 else 0
     eps = norm.eps if norm.eps is not None else torch.finfo(torch.float32).eps
     return _Joined.apply(x, v, norm.weight, None if rms else norm.bias, (rms, eps, p, seed))
@@ -346,7 +361,7 @@ def _join(
     rms, eps, p, seed = how
     at = (0 if one is None else one.data_ptr() for one in (x, v, weight, *others))
     sizes = (x.numel() // len(weight), len(weight))
-    kernels.NATIVE.join(*at, *sizes, rms, eps, round(p * 65536), 1 / (1 - p), seed, torch.get_num_threads())
+    kernels.NATIVE.join(*at, *sizes, rms, eps, round(p * WHOLE), 1 / (1 - p), seed, torch.get_num_threads())
 
 
 def cross_entropy_(logits: Tensor, targets: Tensor, share: float) -> Tensor:

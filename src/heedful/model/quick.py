@@ -17,7 +17,7 @@ from heedful.model.dropout import Dropout
 from heedful.model.embedding import Embedding
 from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.model.feedforward import FUNCTIONS, FeedForward
-from heedful.model.fused import KINDS
+from heedful.model.fused import KINDS, is_watched
 from heedful.model.heads import Vocabulary
 from heedful.model.int8 import Int8Embedding, Int8Linear
 from heedful.model.kernels import Panels, floats
@@ -56,7 +56,7 @@ def _has_known_parts(model: EncoderDecoder) -> bool:
 
 
 def _are_known(modules: list[nn.Module]) -> bool:
-    return all(type(one) in PARTS and not one._forward_hooks and not one._forward_pre_hooks for one in modules)
+    return all(type(one) in PARTS and not is_watched(one) for one in modules)
 
 
 def _has_known_sizes(stack: Stack, config: StackConfig, width: int) -> bool:

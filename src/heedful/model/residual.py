@@ -9,14 +9,12 @@ from heedful.model.dropout import Dropout
 from heedful.model.fused import can_join, joined
 
 Placement = Literal["post", "pre"]
-LARGE = 1 << 18  # numbers from which on a norm by itself is as fast by our kernels as by torch's, and keeps less
 
 
 def normed(x: Tensor, norm: nn.Module, v: Tensor | None = None, dropout: Dropout | None = None) -> Tensor:
     """norm(x), or norm(x + dropout(v))"""
     p = dropout.p if dropout is not None and dropout.training else 0.0
-    worth_it = v is not None or x.numel() >= LARGE
-    if worth_it and p < 1 and can_join(x, v, norm):
+    if p < 1 and can_join(x, v, norm):
         return joined(x, v, norm, p)
     result: Tensor = norm(x if v is None or dropout is None else dropout.add(x, v))
     return result

@@ -119,10 +119,10 @@ FAST static void weigh_all(const Weighing *of, float *scratch, int threads) {
     }
 }
 
-/* Room for what follows, in numbers: for weights laid out, or for rows. */
-static Count linear_room(Count inputs, Count outputs, int threads) {
+/* Room for what follows, in numbers: for weights laid out, and on the way back for rows. */
+static Count linear_room(Count inputs, Count outputs, int back, int threads) {
     Count laid = 2 * inputs * outputs, weighed = threads * weighing_room(inputs > outputs ? inputs : outputs);
-    return laid > weighed ? laid : weighed;
+    return back && weighed > laid ? weighed : laid;
 }
 
 typedef struct {

@@ -4,7 +4,7 @@
    A step of a small model is over in less time than torch takes to start its parts one by one, and products of few rows
    are where matrix libraries are at their weakest.
 
-   vectors.h     eight numbers at a time          attention.h   who looks at what
+   vectors.h     eight or sixteen numbers         attention.h   who looks at what
    product.h     weights times rows               layers.h      all of it, layer by layer
    rows.h        what is done to each row         training.h, linear.h, residual.h   forwards and backwards */
 
@@ -156,12 +156,20 @@ static PyObject *attention(PyObject *const *of, Py_ssize_t count, int back) {
 static PyObject *py_attend(PyObject *self, PyObject *const *of, Py_ssize_t count) { return attention(of, count, 0); }
 static PyObject *py_attend_back(PyObject *self, PyObject *const *of, Py_ssize_t count) { return attention(of, count, 1); }
 
-/* The room a linear map needs, forwards and backwards. */
+/* The room that linear maps need, and attention for each thread. */
 static PyObject *py_linear_room(PyObject *self, PyObject *const *of, Py_ssize_t count) {
-    if (!taken(count, 3)) return NULL;
-    Count inputs = number(of[0]), outputs = number(of[1]), threads = number(of[2]);
+    if (!taken(count, 4)) return NULL;
+    Count inputs = number(of[0]), outputs = number(of[1]);
+    int back = (int)number(of[2]), threads = (int)number(of[3]);
     if (PyErr_Occurred()) return NULL;
-    return PyLong_FromLongLong(linear_room(inputs, outputs, (int)threads));
+    return PyLong_FromLongLong(linear_room(inputs, outputs, back, threads));
+}
+
+static PyObject *py_attention_room(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 2)) return NULL;
+    Count keys = number(of[0]), head = number(of[1]);
+    if (PyErr_Occurred()) return NULL;
+    return PyLong_FromLongLong(attention_room(keys, head));
 }
 
 static PyObject *py_linear(PyObject *self, PyObject *const *of, Py_ssize_t count) {
@@ -264,7 +272,8 @@ static PyMethodDef functions[] = {
     FUNCTION(product),     FUNCTION(encode),      FUNCTION(step),          FUNCTION(lay),    FUNCTION(embed),
     FUNCTION(norm),        FUNCTION(drop),        FUNCTION(activate),      FUNCTION(attend), FUNCTION(attend_back),
     FUNCTION(linear_room), FUNCTION(linear),      FUNCTION(cross_entropy), FUNCTION(largest), FUNCTION(log_softmax),
-    FUNCTION(feed),        FUNCTION(weigh),       FUNCTION(can_be_told),   FUNCTION(join),   {NULL, NULL, 0, NULL},
+    FUNCTION(feed),        FUNCTION(weigh),       FUNCTION(can_be_told),   FUNCTION(join),   FUNCTION(attention_room),
+    {NULL, NULL, 0, NULL},
 };
 
 _Static_assert(sizeof(Layer) == 39 * 8, "quick.py writes it as 39 numbers");
@@ -299,6 +308,6 @@ PyMODINIT_FUNC START(void) {
     }
     PyObject *made = PyModule_Create(&module);
     if (made) PyModule_AddStringConstant(made, "PROCESSOR", PROCESSOR);
-    if (made) PyModule_AddIntConstant(made, "VERSION", 3); /* raised when what kernels.py hands over changes */
+    if (made) PyModule_AddIntConstant(made, "VERSION", 4); /* raised when what kernels.py hands over changes */
     return made;
 }

@@ -49,7 +49,7 @@ INLINE void end(int rows, int parts, Line sums[][ACROSS * PARTS], float *y, Coun
     for (int row = 0; row < rows; row++)
         for (int part = 0; part < parts; part++) {
             Line sum = sums[row][part];
-            if (relu) sum = (Line)((WholeLine)sum & (sum > 0));
+            if (relu) sum = (Line)((WholeLine)sum & ~(sum <= 0)); /* what is not a number stays so */
             store_line(y + row * stride + LANES * part, sum);
         }
 }
@@ -169,27 +169,38 @@ FAST static void tiles(const Product *job, Count first, Count end, Count from, C
     }
 }
 
+/* Some rows of x and `depth` of its inputs, which begin at `x` and are `stride` apart. */
+FAST static void block(const Product *job, Count first, Count end, Count row, Count from, Count depth, const void *x,
+                       Count stride) {
+    Product some = *job;
+    some.rows = row + HIGH < job->rows ? HIGH : job->rows - row;
+    some.y += row * job->columns, some.stride = stride;
+    if (job->whole)
+        some.whole = x, some.steps += row;
+    else
+        some.x = x;
+    tiles(&some, first, end, from, depth);
+}
+
+/* The same with a copy of these, for rows a multiple of 4,096 bytes apart: all would want the same places of the cache. */
+FAST static __attribute__((noinline)) void block_apart(const Product *job, Count first, Count end, Count row, Count from,
+                                                       Count depth, const void *x, Count stride) {
+    char copy[HIGH * (DEEP + PANEL) * sizeof(float)];
+    Count size = job->whole ? sizeof(int16_t) : sizeof(float), apart = DEEP + PANEL;
+    for (Count one = 0; one < HIGH && row + one < job->rows; one++)
+        memcpy(copy + one * apart * size, (const char *)x + one * stride * size, depth * size);
+    block(job, first, end, row, from, depth, copy, apart);
+}
+
 FAST static void panels(const Product *job, Count first, Count end) {
     Count deep = job->rows <= TILE && !job->whole ? job->depth : DEEP; /* few rows: weights are read straight through */
-    /* Rows a multiple of 4,096 bytes apart would all want the same places of the cache: then they are set apart. */
-    Count size = job->whole ? sizeof(int16_t) : sizeof(float), apart = DEEP + PANEL;
-    char copy[HIGH * (DEEP + PANEL) * sizeof(float)];
+    Count size = job->whole ? sizeof(int16_t) : sizeof(float);
     int copied = job->rows > TILE && job->depth * size % 4096 == 0;
     for (Count row = 0; row < job->rows; row += HIGH)
         for (Count from = 0; from < job->depth; from += deep) {
             Count depth = from + deep < job->depth ? deep : job->depth - from, place = row * job->depth + from;
-            Product some = *job;
-            some.rows = row + HIGH < job->rows ? HIGH : job->rows - row;
-            some.y += row * job->columns, some.stride = copied ? apart : job->depth;
-            const char *x = job->whole ? (const char *)(job->whole + place) : (const char *)(job->x + place);
-            for (Count one = 0; copied && one < some.rows; one++)
-                memcpy(copy + one * apart * size, x + one * job->depth * size, depth * size);
-            if (copied) x = copy;
-            if (job->whole)
-                some.whole = (const int16_t *)x, some.steps += row;
-            else
-                some.x = (const float *)x;
-            tiles(&some, first, end, from, depth);
+            const void *x = job->whole ? (const void *)(job->whole + place) : (const void *)(job->x + place);
+            (copied ? block_apart : block)(job, first, end, row, from, depth, x, job->depth);
         }
 }
 

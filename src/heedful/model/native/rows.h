@@ -46,7 +46,7 @@ FAST static void log_softmax(float *x, Count size) {
     for (Count place = 0; place < size; place++) x[place] = x[place] - most - log_sum;
 }
 
-/* The functions between the two maps of a feed-forward network, but for ReLU, which a product does in passing. */
+/* The functions between the two maps of a feed-forward network. Where it is not gated, a product does ReLU in passing. */
 enum { RELU, GELU, GELU_TANH, SILU };
 
 /* s = 1 / (1 + e^-x), by an exponent that is never positive, and its slope s (1 - s). */
@@ -77,7 +77,7 @@ INLINE Eight function(int kind, Eight x) {
         Eight bell, size = (Eight)((Whole)x & INT32_MAX), half = 0.5f * error_function(size * 0.70710678f, &bell);
         return x * 0.5f + size * half;
     }
-    return (Eight)((Whole)x & (x > 0));
+    return (Eight)((Whole)x & ~(x <= 0));
 }
 
 /* In place. Gated: rows 2 width -> rows width, the function of the first half times the second. */

@@ -241,7 +241,7 @@ FAST static void attend_all(const Attention *of, float *scratch, int back, int t
 /* f'(x) of `function`. */
 INLINE Eight slope_of(int kind, Eight x) {
     Eight s, slope;
-    if (kind == RELU) return (Eight)((Whole)((Eight){0} + 1.0f) & (x > 0));
+    if (kind == RELU) return (Eight)((Whole)((Eight){0} + 1.0f) & ~(x <= 0));
     if (kind == SILU) {
         s = sigmoid_and_slope(x, &slope);
         return s + x * slope;
