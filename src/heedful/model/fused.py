@@ -4,6 +4,7 @@ residual.h).
 Each has a plain form in torch, which is what runs where the kernels do not suit.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -120,7 +121,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return _Linear.apply(x, weight, bias) if fit and _trains(x, [weight], [bias]) else F.linear(x, weight, bias)
 
 
-def _trains(x: Tensor, weights: list[Tensor], others: list[Tensor | None]) -> bool:
+def _trains(x: Tensor, weights: Sequence[Tensor], others: Sequence[Tensor | None]) -> bool:
     """Whether these are to be trained, and by our kernels."""
     return (
         x.device.type == "cpu"
