@@ -81,8 +81,7 @@ def _view(x: Tensor) -> tuple[int, ...]:
 
 
 def _scratch(key: Tensor) -> Tensor:
-    assert kernels.NATIVE is not None
-    return floats(torch.get_num_threads(), kernels.NATIVE.attention_room(*key.shape[2:]))
+    return floats(kernels.attention_room(*key.shape[2:]))
 
 
 def _rest(
@@ -95,7 +94,7 @@ def _rest(
         everywhere = hiding.expand(batch, 1, queries, key.shape[2])
         hidden = (everywhere.data_ptr(), everywhere.stride(0), everywhere.stride(2))
     sizes = (batch, heads, queries, key.shape[2], head)
-    return *hidden, sums.data_ptr(), *sizes, scale, causal, scratch.data_ptr(), len(scratch)
+    return *hidden, sums.data_ptr(), *sizes, scale, causal, scratch.data_ptr(), torch.get_num_threads()
 
 
 def _beside(*parts: Tensor) -> list[Tensor]:

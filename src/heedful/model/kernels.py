@@ -172,6 +172,12 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, rms: bool, eps: floa
     NATIVE.norm(weight.data_ptr(), at, rms, eps, x.data_ptr(), *x.shape, torch.get_num_threads())
 
 
+def attention_room(keys: int, head: int) -> int:
+    """The scratch of an attention to so many keys, for all threads."""
+    assert NATIVE is not None
+    return torch.get_num_threads() * int(NATIVE.attention_room(keys, head))
+
+
 def encode(style: tuple[float, ...], layers: Tensor, x: Tensor, scratch: Tensor, hiding: Tensor) -> None:
     """An encoder, in place. x: (sentences source) width; hiding: sentences source, added to what is seen, with -inf up
     to a multiple of eight. `style` and `layers` are those of native/layers.h."""

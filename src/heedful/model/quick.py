@@ -131,7 +131,7 @@ class _Layout:
         self.rms, self.eps = config.norm.kind == "rms", config.norm.eps
         attention, feedforward = layers[0].attention, layers[0].feedforward
         cross = layers[0].cross or attention
-        self.cross_head = cross.head
+        self.head, self.cross_head = attention.head, cross.head
         self.style = (  # `Style` of native/layers.h, but for the threads
             *(len(layers), width, width // attention.head, width // cross.head, config.placement == "pre", self.rms),
             *(NUMBERS[feedforward.function], feedforward.gated, self.eps),
@@ -223,7 +223,8 @@ def _encode(layout: _Layout, source: Tensor, hiding: Tensor) -> Tensor:
     if len(places) < read:
         raise ValueError(f"{read} tokens, but this model learned {len(places)} positions; shorten the input")
     x = layout.embed(source, places)
-    scratch = floats(len(x) * layout.row + 2 * hiding.numel() * layout.width)
+    around = max(2 * hiding.numel() * layout.width, kernels.attention_room(read, layout.head))
+    scratch = floats(len(x) * layout.row + around)
     kernels.encode(layout.style, layout.layers, x, scratch, hiding)
     return layout.normed(x, layout.stack.norm)
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "training.h"
 
 /* What a layer holds. quick.py writes it as a row of 64-bit numbers, in this order. */
 typedef struct {
@@ -45,24 +46,43 @@ FAST static void feed_forward(const Layer *layer, const Style *style, int part, 
     after(layer, style, part, x, rows);
 }
 
-/* Embedded sentences, all equally long, to their states. x: (sentences source) width; hiding: sentences room */
+/* Each token of each sentence looks at all of its sentence. qkv: (sentences source) 3 width; y: (sentences source) width;
+   `scratch` holds keys and values of all, or what `attend_all` needs. */
+FAST static void look_around(const Style *style, float *qkv, float *y, const float *hiding, Count sentences, Count source,
+                             float *scratch) {
+    Count width = style->width, room = filled(source), head = width / style->heads, rows = sentences * source;
+    if (head % PANEL == 0) {
+        View query = {.at = qkv, .batch = source * 3 * width, .head = head, .time = 3 * width}, key = query, value = query;
+        View to = {.at = y, .batch = source * width, .head = head, .time = width};
+        key.at += width, value.at += 2 * width;
+        Attention all = {.query = query, .key = key, .value = value, .y = to, .hiding = hiding, .hiding_batch = room,
+                         .batch = sentences, .heads = style->heads, .queries = source, .keys = source, .head = head,
+                         .scale = style->scale};
+        attend_all(&all, scratch, 0, style->threads);
+        return;
+    }
+    float *keys = scratch, *values = keys + sentences * room * width;
+    for (Count one = 0; one < sentences; one++)
+        lay(qkv + one * source * 3 * width + width, 3 * width, source, keys + one * room * width,
+            values + one * room * width, style->heads, head, room);
+    Other all = {.query = qkv, .keys = keys, .values = values, .hiding = hiding, .y = y, .stride = 3 * width,
+                 .beams = source, .heads = style->heads, .head = head, .source = room, .scale = style->scale};
+    int threads = threads_for(rows * room * width, style->threads);
+    EACH_ROW(look(&all, row));
+}
+
+/* Embedded sentences, all equally long, to their states. x: (sentences source) width; hiding: sentences room. `scratch`
+   ends with the room of `look_around`. */
 FAST static void encode(const Layer *layers, const Style *style, float *x, float *scratch, const float *hiding,
                         Count sentences, Count source) {
-    Count width = style->width, rows = sentences * source, room = filled(source), head = width / style->heads;
+    Count width = style->width, rows = sentences * source, widest = width > layers->outer.depth ? width : layers->outer.depth;
     float *normed = scratch, *mixed = normed + rows * width, *threefold = mixed + rows * width;
-    float *keys = threefold + 3 * rows * width, *values = keys + sentences * room * width;
-    float *inner = values + sentences * room * width, *rounded = inner + rows * layers->inner.columns;
+    float *inner = threefold + 3 * rows * width, *rounded = inner + rows * layers->inner.columns;
+    float *around = rounded + rows * (2 + widest / 2);
     for (const Layer *layer = layers; layer < layers + style->layers; layer++) {
         apply(&layer->query_key_value, before(layer, style, 0, x, normed, rows), threefold, rows, 0, 0, style->threads,
               rounded);
-        for (Count one = 0; one < sentences; one++)
-            lay(threefold + one * source * 3 * width + width, 3 * width, source, keys + one * room * width,
-                values + one * room * width, style->heads, head, room);
-        Other all = {.query = threefold, .keys = keys, .values = values, .hiding = hiding, .y = mixed,
-                     .stride = 3 * width, .beams = source, .heads = style->heads, .head = head, .source = room,
-                     .scale = style->scale};
-        int threads = threads_for(rows * room * width, style->threads);
-        EACH_ROW(look(&all, row));
+        look_around(style, threefold, mixed, hiding, sentences, source, around);
         apply(&layer->output, mixed, x, rows, 1, 0, style->threads, rounded);
         after(layer, style, 0, x, rows);
         feed_forward(layer, style, 1, x, normed, inner, rows, rounded);
