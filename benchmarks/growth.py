@@ -158,7 +158,7 @@ def write(beam: int, length: int) -> None:
     from heedful.decoding.beam import search
     from heedful.decoding.generation import GenerationConfig
     from heedful.decoding.rules import Rules
-    from heedful.decoding.stepper import EncoderDecoderStepper
+    from heedful.decoding.stepper import SourceStepper
     from heedful.model.quick import quick
 
     torch.set_num_threads(1)
@@ -170,7 +170,7 @@ def write(beam: int, length: int) -> None:
 
     def work() -> None:
         with torch.inference_mode():
-            stepper = EncoderDecoderStepper(model, source, None, length=length, quick=decoder)
+            stepper = SourceStepper(model, source, None, length=length, quick=decoder)
             limits = [length] * len(source)
             search(stepper, source[:, 0], config, eos=0, limits=limits, rules=Rules(config=config, eos=0))
 

@@ -91,7 +91,7 @@ def training() -> Callable[[], object]:
 def language_model() -> Callable[[], object]:
     from language_model import BATCH, CONTEXT
 
-    from heedful.model.models import create
+    from heedful.model.create import create
     from heedful.objectives import vocabulary_cross_entropy
     from heedful.training.recipe import read_recipe
 
@@ -114,10 +114,10 @@ def decoding(size: str, beam: int, batch: int) -> Callable[[], object]:
     from heedful.decoding.generation import GenerationConfig
     from heedful.decoding.greedy import greedy
     from heedful.decoding.rules import Rules
-    from heedful.decoding.stepper import EncoderDecoderStepper
+    from heedful.decoding.stepper import SourceStepper
     from heedful.families.vaswani import vaswani
     from heedful.memory import keep_freed_memory
-    from heedful.model.models import create
+    from heedful.model.create import create
     from heedful.model.quick import quick
 
     keep_freed_memory()
@@ -132,7 +132,7 @@ def decoding(size: str, beam: int, batch: int) -> Callable[[], object]:
     def work() -> None:
         rules, limits = Rules(config=settings, eos=0), [OUT] * batch
         with torch.inference_mode():
-            stepper = EncoderDecoderStepper(model, source, None, length=OUT, quick=decoder)
+            stepper = SourceStepper(model, source, None, length=OUT, quick=decoder)
             if beam == 1:
                 greedy(stepper, source[:, 0], limits=limits, rules=rules)
             else:

@@ -202,7 +202,7 @@ def heedful(size: Any, dropout: float) -> Built:
 
     from heedful.families.vaswani import vaswani
     from heedful.memory import keep_freed_memory
-    from heedful.model.models import create
+    from heedful.model.create import create
 
     keep_freed_memory()  # as the command does
     config = vaswani(
@@ -365,13 +365,13 @@ def opennmt(size: Any, dropout: float) -> Built:
 def sockeye(size: Any, dropout: float) -> Built:
     import torch
     from sockeye import constants as C
-    from sockeye.encoder import EmbeddingConfig
+    from sockeye.encoder import TokensConfig
     from sockeye.loss import CrossEntropyLoss
     from sockeye.model import ModelConfig, SockeyeModel, initialize_parameters
     from sockeye.transformer import TransformerConfig
     from work import PAD, VOCAB
 
-    table = EmbeddingConfig(vocab_size=VOCAB, num_embed=size.width, dropout=dropout)
+    table = TokensConfig(vocab_size=VOCAB, num_embed=size.width, dropout=dropout)
     stack = TransformerConfig(
         model_size=size.width, attention_heads=size.heads, feed_forward_num_hidden=size.hidden, act_type="relu",
         num_layers=size.layers, dropout_attention=0.0, dropout_act=0.0, dropout_prepost=dropout,

@@ -10,18 +10,18 @@ import typer
 from heedful.commands.main import app
 from heedful.config import kinds, part_config
 from heedful.data.prepare import DataConfig
+from heedful.model.architecture.decoder_only import DecoderOnlyConfig
+from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
+from heedful.model.architecture.encoder_only import EncoderOnlyConfig
 from heedful.model.attention import MixConfig
-from heedful.model.decoder_only import DecoderOnlyConfig
-from heedful.model.embedding import EmbeddingConfig
-from heedful.model.encoder_decoder import EncoderDecoderConfig
-from heedful.model.encoder_only import EncoderOnlyConfig
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.heads import MaskedLmConfig, PoolerConfig, SequenceConfig, TokenConfig, VocabularyConfig
+from heedful.model.input.tokens import TokensConfig
 from heedful.model.multihead import MultiHeadConfig
 from heedful.model.norm import NormConfig
 from heedful.model.position import PositionConfig
 from heedful.model.position.rotary import ScalingConfig
-from heedful.model.stack import StackConfig
+from heedful.model.stack.transformer import TransformerConfig
 from heedful.tasks.causal_lm import CausalLmConfig
 from heedful.text.tokenizer import TokenizerConfig
 from heedful.training.recipe import Recipe, TrainingConfig
@@ -38,11 +38,11 @@ MODEL: dict[str, tuple[str, Any]] = {
     "encoder_decoder": ("model", EncoderDecoderConfig),
     "decoder_only": ("model", DecoderOnlyConfig),
     "encoder_only": ("model", EncoderOnlyConfig),
-    "Stack": ("S", StackConfig),
+    "Stack": ("S", TransformerConfig),
     "MultiHead": ("S.attention", MultiHeadConfig),
     "FeedForward": ("S.feedforward", FeedForwardConfig),
     "Norm": ("S.norm", NormConfig),
-    "Embedding": ("model.embedding", EmbeddingConfig),
+    "Embedding": ("model.embedding", TokensConfig),
     "Vocabulary": ("model.head", VocabularyConfig),
     "MaskedLm": ("one of model.heads", MaskedLmConfig),
     "Pooler": ("one of model.heads", PoolerConfig),

@@ -9,7 +9,7 @@ from heedful.alignment import Aligner, _links, _membership, _memberships, choose
 from heedful.checkpoint import load_model
 from heedful.data.prepare import Inputs, load_tokenizers
 from heedful.families.vaswani import vaswani
-from heedful.model.models import create
+from heedful.model.create import create
 from heedful.model.multihead import CrossAttention, SelfAttention
 from heedful.model.record import recorded
 from heedful.text.tokenizer import TokenizerConfig, train_tokenizer

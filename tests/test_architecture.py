@@ -9,7 +9,8 @@ PACKAGE = Path(__file__).parents[1] / "src" / "heedful"
 
 # From the ground up; what stands on one line does not know its neighbours. A part may know every line above it.
 LEVELS = [
-    {"config", "files", "memory"},
+    {"files", "memory", "parts"},
+    {"config"},
     {"text", "model", "mini"},
     {"data", "families", "adapters", "decoding", "evaluation", "objectives"},
     {"checkpoint", "exchange"},

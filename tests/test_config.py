@@ -5,10 +5,10 @@ from pydantic import ValidationError
 
 from heedful.config import kinds, override, parse, part_config
 from heedful.families import preset, presets
+from heedful.model.architecture.decoder_only import DecoderOnlyConfig
+from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
+from heedful.model.architecture.encoder_only import EncoderOnlyConfig
 from heedful.model.attention import MixConfig
-from heedful.model.decoder_only import DecoderOnlyConfig
-from heedful.model.encoder_decoder import EncoderDecoderConfig
-from heedful.model.encoder_only import EncoderOnlyConfig
 from heedful.model.position import PositionConfig
 from heedful.model.position.rotary import RotaryConfig
 
@@ -32,7 +32,7 @@ BAD = {
     "decoder.feedforward.kernel=3": "decoder: feedforward kernel 3 would see the next token; a decoder needs kernel 1",
     "encoder.feedforward.kernel=2": "kernel 2 has no middle; choose an odd one such as 1 or 3",
     "encoder.feedforward.activation=rleu": "encoder.feedforward.activation: input should be 'relu', 'gelu'",
-    "encoder.attention.window=0": "encoder.attention.window: input should be greater than or equal to 1, not 0",
+    "encoder.attention.window=0": "encoder.attention.window: window 0 sees nothing; choose 1",
     "encoder.norm.eps=0": "encoder.norm.eps: input should be greater than 0, not 0",
     "source_vocab=99": "tie 'all' shares one table, but source_vocab 99 is not vocab 32000; choose tie 'output'",
     "tie=yes": "tie: input should be 'all', 'output', 'inputs' or 'none', not True",
@@ -66,7 +66,7 @@ def test_a_head_may_be_named_once():
 
 
 def test_two_mistakes_make_two_lines():
-    with pytest.raises(ValueError, match="vocab.*\nwidth.*"):
+    with pytest.raises(ValueError, match="width.*\nvocab.*"):
         parse(DecoderOnlyConfig, {"vocab": -1, "width": -1})
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from heedful.data.padding import pad
 from heedful.files import write_text
-from heedful.model.encoder_decoder import EncoderDecoder
+from heedful.model.architecture import SequenceToSequence
 from heedful.model.multihead import CrossAttention
-from heedful.model.record import Glance, recorded
+from heedful.model.record import Recorded, recorded
 from heedful.text.tokenizer import BOS, EOS, Tokenizer
 from heedful.text.words import word_spans, words
 
@@ -35,18 +35,18 @@ class Aligner:
     head: int
     score: float = 0.0
 
-    def align(self, model: EncoderDecoder, tokenizers: Tokenizers, pairs: Sequence[tuple[str, str]]) -> list[Links]:
+    def align(self, model: SequenceToSequence, tokenizers: Tokenizers, pairs: Sequence[tuple[str, str]]) -> list[Links]:
         """For each pair the source word that each target word looks at most."""
         found: list[Links] = []
         for start in range(0, len(pairs), BATCH):
             chunk = pairs[start : start + BATCH]
-            weights = _glances(model, *_encoded(tokenizers, chunk))[self.layer].weights()[:, self.head]
+            weights = _attentions(model, *_encoded(tokenizers, chunk))[self.layer].shown_weights()[:, self.head]
             found += [_links(_memberships(tokenizers, pair), weights[row]) for row, pair in enumerate(chunk)]
         return found
 
-    def weights(self, model: EncoderDecoder, source: list[int], target: list[int]) -> Tensor:
+    def weights(self, model: SequenceToSequence, source: list[int], target: list[int]) -> Tensor:
         """How much each target token, while it is written, looks at each source token: target source."""
-        return _glances(model, [source], [target])[self.layer].weights()[0, self.head]
+        return _attentions(model, [source], [target])[self.layer].shown_weights()[0, self.head]
 
     def save(self, folder: Path) -> None:
         write_text(folder / "alignment.json", json.dumps(asdict(self), indent=2))
@@ -60,7 +60,7 @@ class Aligner:
 
 
 def choose(
-    model: EncoderDecoder,
+    model: SequenceToSequence,
     tokenizers: Tokenizers,
     pairs: Sequence[tuple[str, str]],
     *,
@@ -75,8 +75,9 @@ def choose(
         chunk = pairs[start : start + BATCH]
         both = [(words(source), words(target)) for source, target in chunk]
         memberships = [_memberships(tokenizers, pair) for pair in chunk]
-        for layer, weights in enumerate(glance.weights() for glance in _glances(model, *_encoded(tokenizers, chunk))):
-            for head in range(weights.shape[1]):
+        for layer, attention in enumerate(_attentions(model, *_encoded(tokenizers, chunk))):
+            weights = attention.weights()
+            for head in range(0 if weights is None else weights.shape[1]):
                 value = sum(
                     association(sources[s], targets[t])
                     for row, (sources, targets) in enumerate(both)
@@ -95,9 +96,9 @@ def _encoded(tokenizers: Tokenizers, pairs: Sequence[tuple[str, str]]) -> tuple[
 
 
 @torch.inference_mode()
-def _glances(model: EncoderDecoder, sources: list[list[int]], targets: list[list[int]]) -> list[Glance]:
+def _attentions(model: SequenceToSequence, sources: list[list[int]], targets: list[list[int]]) -> list[Recorded]:
     """The cross-attention of each layer while the target is read; its weights are batch heads target source."""
-    device = next(model.parameters()).device
+    device = model.device
     source, valid = pad(sources, last=EOS)
     target, _ = pad(targets, first=BOS)
     with recorded(model, CrossAttention) as seen:

@@ -17,14 +17,16 @@ from typing import Any
 
 import torch
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from heedful import parts
 from heedful.config import explain
 from heedful.files import in_place, sync_folder, write_text
-from heedful.model.models import AnyModelConfig, Model, ModelConfig, layout
+from heedful.model.architecture import ArchitectureConfig, Model
+from heedful.model.create import layout
 
 Tensors = dict[str, Tensor]
 CHECKSUMS = "checksums.json"
@@ -116,6 +118,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not isinstance(data, dict) or "model" not in data:
         raise ValueError(f"{path} says nothing of a model")
+    parts.require(data.get("parts") or [], place=str(folder))
     return data
 
 
@@ -123,7 +126,7 @@ def load_model(folder: Path) -> Model:
     """The model of a folder, ready to use."""
     data = read_config(folder)
     try:
-        config: ModelConfig = TypeAdapter(AnyModelConfig).validate_python(data["model"])
+        config = ArchitectureConfig.model_validate(data["model"])
     except ValidationError as error:
         raise ValueError(f"{folder / 'config.yaml'}: {explain(error)}") from None
     path = folder / "model.safetensors"

@@ -5,11 +5,12 @@ interchangeable parts (`model/position`, `model/attention`, ...), the name used 
 
     position: rotary                         ->  model/position/rotary.py, with its defaults
     position: {kind: rotary, base: 500000}   ->  the same file, with a key changed
+
+A file whose name begins with `_` is a helper and no kind. Parts of a person's own are found in the folders and packages
+that the person has named: see `parts.py`.
 """
 
 import difflib
-import importlib
-import pkgutil
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -24,6 +25,8 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+
+from heedful import parts
 
 Size = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
@@ -49,10 +52,11 @@ class PartConfig(Config):
     """The config of a part that lives in a folder of interchangeable parts.
 
     The folder's `__init__.py` derives the contract from this class and names itself in `folder`; each file of the
-    folder derives one final config from that contract.
+    folder derives one final config from that contract. `default`: the kind that is meant where none is named.
     """
 
     folder: ClassVar[str]
+    default: ClassVar[str] = ""
 
     @property
     def kind(self) -> str:
@@ -67,7 +71,10 @@ class PartConfig(Config):
         if not isinstance(data, Mapping):
             return handler(data)
         if is_contract:
-            return part_config(cls, str(data.get("kind"))).model_validate(data)
+            return part_config(cls, str(data.get("kind", cls.default))).model_validate(data)
+        own = cls.__module__.rpartition(".")[2]
+        if data.get("kind", own) != own:
+            raise ValueError(f"only {own} will do here, not {data['kind']!r}")
         return handler({key: value for key, value in data.items() if key != "kind"})
 
     @model_serializer(mode="wrap")
@@ -77,25 +84,24 @@ class PartConfig(Config):
 
 def kinds(folder: str) -> list[str]:
     """The names that may stand in a recipe for a part of this folder: its files."""
-    package = importlib.import_module("heedful." + folder.replace("/", "."))
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return sorted(parts.modules(folder))
 
 
 def part_config(contract: type[ConfigT], kind: str) -> type[ConfigT]:
     """The config class in the file called `kind` in the contract's folder."""
     folder: str = contract.folder  # type: ignore[attr-defined]
-    known = kinds(folder)
+    known = parts.modules(folder)
     if kind not in known:
         what = folder.rpartition("/")[2]
-        raise ValueError(f"unknown {what} {kind!r}{did_you_mean(kind, known)}")
-    module = importlib.import_module(f"heedful.{folder.replace('/', '.')}.{kind}")
+        raise ValueError(f"unknown {what} {kind!r}{did_you_mean(kind, sorted(known))}")
+    module = parts.load(known[kind])
     found = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, contract) and value.__module__ == module.__name__
     ]
     if len(found) != 1:
-        raise TypeError(f"{module.__name__} must define exactly one {contract.__name__}, it has {len(found)}")
+        raise ValueError(f"{module.__file__} must define exactly one {contract.__name__}, it has {len(found)}")
     return found[0]
 
 

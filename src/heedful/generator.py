@@ -19,9 +19,9 @@ from heedful.decoding.diverse import diverse_search
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.rules import Rules
 from heedful.decoding.sampling import sample
-from heedful.decoding.stepper import DecoderOnlyStepper
+from heedful.decoding.stepper import PromptStepper
 from heedful.decoding.stops import Stops, until
-from heedful.model.decoder_only import DecoderOnly
+from heedful.model.architecture import LanguageModel
 from heedful.text.tokenizer import BOS, EOS, PAD, Tokenizer
 
 TOP = 5  # of each token's alternatives
@@ -50,10 +50,10 @@ class Piece:
 
 
 class Generator:
-    def __init__(self, model: DecoderOnly, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
-        self.limit = model.decoder.position.limit
-        self.device = next(model.parameters()).device
+        self.limit = model.limit
+        self.device = model.device
 
     def generate(self, prompts: Sequence[str], config: GenerationConfig = SAMPLED) -> list[list[Continuation]]:
         """For each prompt as many continuations as `num_return_sequences`, the best first."""
@@ -100,7 +100,7 @@ class Generator:
         stops = Stops(self.tokenizer, config.stop_strings) if config.stop_strings else None
         rules = Rules(config=config, eos=EOS, never=(PAD, BOS), stops=stops)
         with torch.inference_mode():
-            stepper = DecoderOnlyStepper(self.model, row, length=new)
+            stepper = PromptStepper(self.model, row, length=new)
             if config.do_sample:
                 found = sample(stepper, row[:, -1], config, eos=EOS, limits=[new] * copies, rules=rules, told=told)
                 found = sorted(found, key=lambda hypothesis: -hypothesis.score)
@@ -147,6 +147,6 @@ class _Stream:
 def load(folder: str | Path) -> Generator:
     folder = Path(folder)
     model = load_model(folder)
-    if not isinstance(model, DecoderOnly):
+    if not isinstance(model, LanguageModel):
         raise ValueError(f"{folder} holds a {model.config.kind} model, which does not continue texts; try translate")
     return Generator(model, load_tokenizers(folder, columns=1)[0])

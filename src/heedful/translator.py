@@ -25,7 +25,7 @@ from heedful.decoding.shortlist import Shortlist
 from heedful.decoding.stops import until
 from heedful.decoding.streams import cores
 from heedful.evaluation.metrics import consensus
-from heedful.model.encoder_decoder import EncoderDecoder
+from heedful.model.architecture import SequenceToSequence
 from heedful.model.int8 import quantize_int8
 from heedful.text.parts import join, split, words_of_parts
 from heedful.text.tokenizer import BOS, EOS, UNK, Tokenizer
@@ -64,7 +64,7 @@ class Translator:
 
     def __init__(
         self,
-        models: Sequence[EncoderDecoder],
+        models: Sequence[SequenceToSequence],
         tokenizers: Sequence[Tokenizer],
         *,
         limit: int = 256,
@@ -75,8 +75,8 @@ class Translator:
         self.models = [model.eval() for model in models]
         self.writer = Writer(self.models, tokenizers, shortlist=shortlist, streams=streams)
         self.source, self.target = tokenizers[0], tokenizers[-1]
-        self.limit = min([limit, *(model.encoder.position.limit or limit for model in models)])
-        self.device = next(models[0].parameters()).device
+        self.limit = min([limit, *(model.source_limit or limit for model in models)])
+        self.device = models[0].device
         self.aligner = aligner
 
     def translate(
@@ -262,7 +262,7 @@ def load(
     models, digests = [], set()
     for place in folders:
         model = load_model(place)
-        if not isinstance(model, EncoderDecoder):
+        if not isinstance(model, SequenceToSequence):
             raise ValueError(f"{place} holds a {model.config.kind} model, which does not translate")
         if quantize:
             quantize_int8(model)

@@ -19,10 +19,10 @@ from heedful.decoding.required import Phrase, Required
 from heedful.decoding.rules import Rules
 from heedful.decoding.sampling import sample
 from heedful.decoding.shortlist import Shortlist
-from heedful.decoding.stepper import EncoderDecoderStepper, EnsembleStepper, Stepper
+from heedful.decoding.stepper import EnsembleStepper, SourceStepper, Stepper
 from heedful.decoding.stops import Stops
 from heedful.decoding.streams import Streams
-from heedful.model.encoder_decoder import EncoderDecoder
+from heedful.model.architecture import SequenceToSequence
 from heedful.model.quick import quick
 from heedful.text.tokenizer import BOS, EOS, PAD, Tokenizer
 from heedful.text.words import is_unspaced
@@ -52,7 +52,7 @@ class Writer:
 
     def __init__(
         self,
-        models: Sequence[EncoderDecoder],
+        models: Sequence[SequenceToSequence],
         tokenizers: Sequence[Tokenizer],
         *,
         shortlist: Shortlist | None = None,
@@ -61,7 +61,7 @@ class Writer:
         self.models = models
         self.quick = [quick(model) for model in models]
         self.source, self.target = tokenizers[0], tokenizers[-1]
-        self.device = next(models[0].parameters()).device
+        self.device = models[0].device
         self.shortlist, self.streams = shortlist, streams
         self._several: tuple[object, Streams[_Batch, list[list[Hypothesis]]], Callable[[], object]] | None = None
 
@@ -172,7 +172,7 @@ class Writer:
         source, valid = (tensor.to(self.device) for tensor in pad([wanted.tokens for wanted in batch], last=EOS))
         allowed = self._allowed(source, prefixes, required)
         steppers: list[Stepper] = [
-            EncoderDecoderStepper(model, source, valid, length=max(limits), allowed=allowed, quick=laid)
+            SourceStepper(model, source, valid, length=max(limits), allowed=allowed, quick=laid)
             for model, laid in zip(self.models, self.quick, strict=True)
         ]
         return steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers), limits, rules
@@ -188,7 +188,7 @@ class Writer:
             max(config.max_new_tokens or 2 * len(wanted.tokens) + 10, some)
             for wanted, some in zip(batch, least, strict=True)
         ]
-        most = min([max(limits), *(model.decoder.position.limit or max(limits) for model in self.models)])
+        most = min([max(limits), *(model.limit or max(limits) for model in self.models)])
         if most < max(least):
             raise ValueError(f"what must be written takes {max(least)} tokens, but the model writes at most {most}")
         return [min(limit, most) for limit in limits]
@@ -197,7 +197,7 @@ class Writer:
         """With a shortlist, the words each sentence may use: its own, and those it must; sentences vocab."""
         if self.shortlist is None:
             return None
-        allowed = self.shortlist.allowed(source, self.models[0].config.vocab)
+        allowed = self.shortlist.allowed(source, self.models[0].vocab)
         for row, (prefix, phrases) in enumerate(zip(prefixes, required, strict=True)):
             allowed[row, [*prefix, *(token for phrase in phrases for form in phrase.forms for token in form)]] = True
         return allowed

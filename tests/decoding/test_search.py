@@ -12,10 +12,10 @@ from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.greedy import greedy
 from heedful.decoding.rules import Rules
 from heedful.decoding.sampling import likely, sample
-from heedful.decoding.stepper import EncoderDecoderStepper, EnsembleStepper
-from heedful.model.encoder_decoder import EncoderDecoderConfig
-from heedful.model.models import create
-from heedful.model.stack import StackConfig
+from heedful.decoding.stepper import EnsembleStepper, SourceStepper
+from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
+from heedful.model.create import create
+from heedful.model.stack.transformer import TransformerConfig
 from tests.table import BOS, EOS, VOCAB, TableStepper, everything
 
 
@@ -195,7 +195,7 @@ def test_only_the_likely_is_drawn():
 
 def small(seed=0):
     torch.manual_seed(seed)
-    stack = StackConfig(layers=2, attention={"heads": 2}, feedforward={"hidden": 20}, dropout=0.0)
+    stack = TransformerConfig(layers=2, attention={"heads": 2}, feedforward={"hidden": 20}, dropout=0.0)
     return create(EncoderDecoderConfig(vocab=19, width=12, encoder=stack, decoder=stack)).eval()
 
 
@@ -208,7 +208,7 @@ def test_with_a_real_model_padding_and_neighbours_do_not_matter(beams):
     valid = torch.arange(9) < torch.tensor(lengths)[:, None]
 
     def write(rows, valid):
-        stepper = EncoderDecoderStepper(model, rows, valid, length=20)
+        stepper = SourceStepper(model, rows, valid, length=20)
         first = torch.full((len(rows),), BOS)
         limits = [20] * len(rows)
         return search(stepper, first, config, eos=EOS, limits=limits, rules=Rules(config, EOS))
@@ -222,8 +222,8 @@ def test_with_a_real_model_padding_and_neighbours_do_not_matter(beams):
 
 def test_an_ensemble_is_the_mean_of_the_probabilities():
     models, source = [small(1), small(2)], torch.randint(3, 19, (3, 7))
-    steppers = [EncoderDecoderStepper(model, source, None, length=9) for model in models]
-    apart = [EncoderDecoderStepper(model, source, None, length=9) for model in models]
+    steppers = [SourceStepper(model, source, None, length=9) for model in models]
+    apart = [SourceStepper(model, source, None, length=9) for model in models]
     tokens = torch.full((3,), BOS)
     mean = torch.stack([stepper.advance(tokens).exp() for stepper in apart]).mean(0)
     assert torch.allclose(EnsembleStepper(steppers).advance(tokens).exp(), mean, atol=1e-6)

@@ -7,10 +7,10 @@ from heedful.decoding.beam import search
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.rules import Rules
 from heedful.decoding.shortlist import Shortlist, learn
-from heedful.decoding.stepper import EncoderDecoderStepper
+from heedful.decoding.stepper import SourceStepper
 from heedful.families.vaswani import vaswani
+from heedful.model.create import create
 from heedful.model.int8 import quantize_int8
-from heedful.model.models import create
 
 VOCAB = 40
 
@@ -55,9 +55,7 @@ def test_it_is_found_again_in_the_folder(few, tmp_path):
 
 def write(model, source, shortlist):
     config = GenerationConfig(num_beams=3, num_return_sequences=2)
-    stepper = EncoderDecoderStepper(
-        model, source, None, length=9, allowed=shortlist and shortlist.allowed(source, VOCAB)
-    )
+    stepper = SourceStepper(model, source, None, length=9, allowed=shortlist and shortlist.allowed(source, VOCAB))
     rules = Rules(config=config, eos=2)
     return search(
         stepper, torch.ones(len(source), dtype=torch.long), config, eos=2, limits=[8] * len(source), rules=rules

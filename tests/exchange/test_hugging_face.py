@@ -10,7 +10,7 @@ from heedful.exchange import hugging_face
 from heedful.exchange.hugging_face import load, save
 from heedful.families.gpt2 import gpt2
 from heedful.families.vaswani import vaswani
-from heedful.model.models import create
+from heedful.model.create import create
 
 
 @pytest.fixture

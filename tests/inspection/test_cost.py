@@ -5,8 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from heedful.families import preset
-from heedful.inspection.cost import cache_per_token, flops_per_token
-from heedful.model.models import layout
+from heedful.model.create import layout
 
 LENGTH = 13
 
@@ -31,7 +30,7 @@ def test_flops_of_an_encoder_decoder(name):
     config = plain(preset(name))
     tokens = torch.zeros(1, LENGTH, dtype=torch.long, device="meta")
     model = layout(config)
-    found = flops_per_token(config, LENGTH)
+    found = config.flops(LENGTH)
     assert operations(lambda: model(tokens, tokens)) == LENGTH * sum(found.values())
     assert operations(lambda: model.encode(tokens)) == LENGTH * found["source token"]
 
@@ -40,14 +39,14 @@ def test_flops_of_an_encoder_decoder(name):
 def test_flops_of_a_decoder(name):
     config = plain(preset(name))
     tokens = torch.zeros(1, LENGTH, dtype=torch.long, device="meta")
-    assert operations(lambda: layout(config)(tokens)) == LENGTH * flops_per_token(config, LENGTH)["token"]
+    assert operations(lambda: layout(config)(tokens)) == LENGTH * config.flops(LENGTH)["token"]
 
 
 @pytest.mark.parametrize("name", ["bert-base", "albert-base"])
 def test_flops_of_an_encoder(name):
     config = plain(preset(name))
     tokens = torch.zeros(1, LENGTH, dtype=torch.long, device="meta")
-    assert operations(lambda: layout(config)(tokens)) == LENGTH * flops_per_token(config, LENGTH)["token"]
+    assert operations(lambda: layout(config)(tokens)) == LENGTH * config.flops(LENGTH)["token"]
 
 
 def test_the_cache_holds_what_the_formula_says():
@@ -56,4 +55,4 @@ def test_the_cache_holds_what_the_formula_says():
     cache = model.new_cache(LENGTH)
     model(torch.zeros(1, LENGTH, dtype=torch.long, device="meta"), cache=cache)
     held = sum(layer._key.numel() + layer._value.numel() for layer in cache.layers)
-    assert held == LENGTH * cache_per_token(config)["token"]
+    assert held == LENGTH * config.remembered()["token"]

@@ -1,4 +1,8 @@
-"""What every file of model/attention and model/position must keep, inside a whole model."""
+"""What every file of model/attention and model/position must keep, inside a whole model.
+
+Each at two sizes: distinct primes and their products, so that a swapped axis cannot pass, and sizes that enter our
+kernels. What a mix does not support is not asked of it; that a recipe which asks for it is refused, is.
+"""
 
 from itertools import pairwise
 
@@ -7,48 +11,71 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.config import kinds
-from heedful.model.decoder_only import DecoderOnlyConfig
-from heedful.model.encoder_decoder import EncoderDecoderConfig
-from heedful.model.encoder_only import EncoderOnlyConfig
+from heedful.config import kinds, part_config
+from heedful.model.architecture.decoder_only import DecoderOnlyConfig
+from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
+from heedful.model.architecture.encoder_only import EncoderOnlyConfig
+from heedful.model.attention import FACTS, MixConfig
+from heedful.model.create import create
 from heedful.model.mask import positions_of
-from heedful.model.models import create
-from heedful.model.stack import StackConfig
+from heedful.model.multihead import SelfAttention
+from heedful.model.record import recorded
+from heedful.model.stack.transformer import TransformerConfig
 
-VOCAB, WIDTH, SOURCE, TARGET, BATCH = 23, 28, 7, 11, 3
+VOCAB, SOURCE, TARGET, BATCH = 23, 7, 11, 3
+SIZES = {  # width, heads, head, hidden; with 3 x 11 tokens there are rows enough for the kernels
+    "primes": (28, 4, 6, 13),
+    "kernels": (64, 4, 16, 48),
+}
 ATTENTIONS, POSITIONS = kinds("model/attention"), kinds("model/position")
+EXACT = [kind for kind in ATTENTIONS if part_config(MixConfig, kind).exact]
 # Every attention with one position, every position with the default attention, and keys shared by groups of heads.
-PARTS = (
-    [(attention, "rotary", 4) for attention in ATTENTIONS]
-    + [("softmax", position, 2) for position in POSITIONS]
-    + [("reference", position, 1) for position in POSITIONS]
-)
-every_part = pytest.mark.parametrize("parts", PARTS, ids=lambda parts: "-".join(map(str, parts)))
+PARTS = [
+    (attention, position, kv_heads, size)
+    for size in SIZES
+    for attention, position, kv_heads in (
+        *((attention, "rotary", 4) for attention in ATTENTIONS),
+        *(("softmax", position, 2) for position in POSITIONS),
+        *(("softmax", "sinusoidal", 4), ("softmax", "relative_bias", 4)),
+        *(("reference", position, 1) for position in POSITIONS),
+    )
+]
 
 
-def stack(parts, *, placement="pre", window=None) -> StackConfig:
-    attention, position, kv_heads = parts
-    return StackConfig(
+def supporting(*facts):
+    """The parts whose mix supports these facts."""
+    able = [parts for parts in PARTS if {*facts} <= part_config(MixConfig, parts[0]).supports]
+    return pytest.mark.parametrize("parts", able, ids=lambda parts: "-".join(map(str, parts)))
+
+
+def stack(parts, *, placement="pre", window=None) -> TransformerConfig:
+    attention, position, kv_heads, size = parts
+    _, heads, head, hidden = SIZES[size]
+    return TransformerConfig(
         layers=2,
-        attention={"heads": 4, "kv_heads": kv_heads, "head_width": 6, "mix": attention, "window": window},
-        feedforward={"hidden": 13},
+        attention={"heads": heads, "kv_heads": kv_heads, "head_width": head, "mix": attention, "window": window},
+        feedforward={"hidden": hidden},
         position=position,
         placement=placement,
         dropout=0.0,
     )
 
 
+def width(parts):
+    return SIZES[parts[3]][0]
+
+
 def decoder_only(parts, **options):
-    return make(DecoderOnlyConfig(vocab=VOCAB, width=WIDTH, decoder=stack(parts, **options)))
+    return make(DecoderOnlyConfig(vocab=VOCAB, width=width(parts), decoder=stack(parts, **options)))
 
 
 def encoder_only(parts, **options):
-    return make(EncoderOnlyConfig(vocab=VOCAB, width=WIDTH, encoder=stack(parts, **options)))
+    return make(EncoderOnlyConfig(vocab=VOCAB, width=width(parts), encoder=stack(parts, **options)))
 
 
 def encoder_decoder(parts, **options):
     cross = stack(parts, **options)
-    return make(EncoderDecoderConfig(vocab=VOCAB, width=WIDTH, encoder=cross, decoder=cross))
+    return make(EncoderDecoderConfig(vocab=VOCAB, width=width(parts), encoder=cross, decoder=cross))
 
 
 def make(config):
@@ -68,7 +95,7 @@ def close(first, second, tolerance=2e-5):
     return torch.allclose(first, second, atol=tolerance, rtol=1e-4)
 
 
-@every_part
+@supporting("causal")
 @torch.no_grad()
 def test_future_tokens_cannot_change_the_past(parts):
     model = decoder_only(parts)
@@ -81,7 +108,7 @@ def test_future_tokens_cannot_change_the_past(parts):
         assert not close(before[:, place:], after[:, place:])
 
 
-@every_part
+@supporting("causal")
 @torch.no_grad()
 def test_the_past_does_reach_the_present(parts):
     """A mask turned upside down would hide the past and pass a test of the future alone."""
@@ -92,7 +119,7 @@ def test_the_past_does_reach_the_present(parts):
     assert not close(model(first)[:, -1], model(second)[:, -1])
 
 
-@every_part
+@supporting("causal")
 @torch.no_grad()
 def test_padding_content_cannot_reach_the_output(parts):
     model = encoder_decoder(parts)
@@ -106,7 +133,7 @@ def test_padding_content_cannot_reach_the_output(parts):
         assert close(whole[row], alone[0])
 
 
-@every_part
+@supporting("causal")
 @torch.no_grad()
 def test_padding_on_the_left_changes_nothing(parts):
     model = decoder_only(parts)
@@ -117,7 +144,7 @@ def test_padding_on_the_left_changes_nothing(parts):
     assert close(model(padded, valid=valid, positions=positions_of(valid))[:, 3:], model(text))
 
 
-@every_part
+@supporting()
 @torch.no_grad()
 def test_rows_are_independent(parts):
     model = encoder_only(parts)
@@ -127,7 +154,7 @@ def test_rows_are_independent(parts):
     assert close(model(text.flip(0)), together.flip(0))
 
 
-@every_part
+@supporting("causal", "window")
 @settings(max_examples=10, deadline=None)
 @given(cuts=st.sets(st.integers(1, TARGET - 1)), room=st.integers(1, TARGET), window=st.none() | st.integers(1, TARGET))
 @torch.no_grad()
@@ -141,7 +168,7 @@ def test_cached_decoding_equals_the_full_pass(parts, cuts, room, window):
     assert close(torch.cat(chunks, dim=1), model(text))
 
 
-@every_part
+@supporting("causal")
 @torch.no_grad()
 def test_cached_decoding_equals_the_full_pass_with_a_memory(parts):
     model = encoder_decoder(parts)
@@ -152,7 +179,7 @@ def test_cached_decoding_equals_the_full_pass_with_a_memory(parts):
     assert close(model.logits(torch.cat(steps, dim=1)), model(source, target, source_valid=valid))
 
 
-@every_part
+@supporting("causal")
 @torch.no_grad()
 def test_beams_share_a_memory_and_may_be_reordered_and_dropped(parts):
     """Two beams a sentence, then rows change places, then one sentence leaves."""
@@ -173,7 +200,7 @@ def test_beams_share_a_memory_and_may_be_reordered_and_dropped(parts):
     assert close(model.logits(states), plain[:, 6:])
 
 
-@every_part
+@supporting("causal", "segments")
 @torch.no_grad()
 def test_packed_texts_come_out_as_they_do_alone(parts):
     model = decoder_only(parts)
@@ -183,7 +210,7 @@ def test_packed_texts_come_out_as_they_do_alone(parts):
     assert close(packed, torch.cat([model(first), model(second)], dim=1))
 
 
-@every_part
+@supporting("causal", "prefix")
 @torch.no_grad()
 def test_a_prefix_sees_itself_whole(parts):
     model = decoder_only(parts)
@@ -199,7 +226,7 @@ def test_a_prefix_sees_itself_whole(parts):
     assert close(before[0, :7], model(changed, prefix=prefix)[0, :7])  # beyond it, the future stays hidden
 
 
-@every_part
+@supporting("causal")
 def test_an_all_padding_row_gives_no_nan(parts):
     model = encoder_decoder(parts).train()
     valid = torch.ones(BATCH, SOURCE, dtype=torch.bool)
@@ -211,7 +238,7 @@ def test_an_all_padding_row_gives_no_nan(parts):
         assert torch.isfinite(parameter.grad).all(), name
 
 
-@every_part
+@supporting("causal")
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @torch.no_grad()
 def test_the_model_runs_in_bfloat16_and_under_autocast(parts, placement):
@@ -230,15 +257,16 @@ def test_the_model_runs_in_bfloat16_and_under_autocast(parts, placement):
         assert (rough.float() - exact).norm() < 0.1 * exact.norm()
 
 
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("window", [None, 3])
-def test_every_attention_equals_the_reference_in_value_and_gradient(attention, position, window):
+@pytest.mark.parametrize("attention", EXACT)
+@pytest.mark.parametrize(("window", "kv_heads"), [(None, 2), (3, 2), ((3, None), 4)])
+def test_an_exact_attention_equals_the_reference_in_value_and_gradient(attention, position, window, kv_heads, size):
     source, target = tokens(SOURCE), tokens(TARGET)
     valid = torch.arange(SOURCE) < torch.tensor([[SOURCE], [4], [2]])
     results = []
     for mix in ("reference", attention):
-        model = encoder_decoder((mix, position, 2), window=window)
+        model = encoder_decoder((mix, position, kv_heads, size), window=window)
         logits = model(source, target, source_valid=valid)
         logits.log_softmax(-1)[..., 3].sum().backward()
         results.append((logits, {name: parameter.grad for name, parameter in model.named_parameters()}))
@@ -246,3 +274,41 @@ def test_every_attention_equals_the_reference_in_value_and_gradient(attention, p
     assert close(plain, fast)
     for name, gradient in plain_gradients.items():
         assert close(gradient, fast_gradients[name], tolerance=1e-4), name
+
+
+@supporting()
+@torch.no_grad()
+def test_weights_shown_are_the_weights_used(parts):
+    """Where a mix has weights to show, their product with the values is what it gave."""
+    model = encoder_only(parts)
+    values, mixed = {}, {}
+    for name, module in model.named_modules():
+        if isinstance(module, SelfAttention):
+
+            def note(mix, inputs, options, output, name=name):
+                values[name], mixed[name] = inputs[2], output
+
+            module.mix.register_forward_hook(note, with_kwargs=True)
+    with recorded(model, SelfAttention) as attentions:
+        model(tokens(SOURCE), valid=torch.arange(SOURCE) < torch.tensor([[SOURCE], [4], [2]]))
+    assert attentions
+    for one in attentions:
+        weights = one.weights()
+        if weights is not None:
+            value = values[one.name].repeat_interleave(weights.shape[1] // values[one.name].shape[1], dim=1)
+            assert close(weights @ value, mixed[one.name])
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_what_a_mix_does_not_support_is_refused_when_the_config_is_read(kind):
+    config = part_config(MixConfig, kind)
+    assert config.supports <= FACTS
+    asked = {
+        "groups": {"attention": {"heads": 4, "kv_heads": 2, "mix": kind}},
+        "window": {"attention": {"heads": 4, "window": 3, "mix": kind}},
+        "bias": {"attention": {"heads": 4, "mix": kind}, "position": "alibi"},
+    }
+    for fact, stack in asked.items():
+        if fact not in config.supports:
+            with pytest.raises(ValueError, match=f"encoder: attention {kind} does not support {fact}; "):
+                EncoderOnlyConfig(vocab=VOCAB, width=28, encoder=stack)

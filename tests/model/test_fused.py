@@ -12,7 +12,9 @@ from heedful.model.dropout import Dropout
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.linear import FusedLinear
 from heedful.model.mask import Mask
+from heedful.model.position.alibi import Alibi
 from heedful.model.residual import normed
+from heedful.model.sight import Sight
 from heedful.objectives import cross_entropy, vocabulary_cross_entropy
 
 pytestmark = pytest.mark.skipif(kernels.NATIVE is None, reason="no kernels were compiled")
@@ -73,13 +75,13 @@ def test_the_mix_takes_our_kernel_where_it_can_and_torch_elsewhere(monkeypatch):
     monkeypatch.setattr("heedful.model.attention.softmax.attend", lambda *_, **__: calls.append(1))
     mix = Softmax(scale=0.2, dropout=0.1).eval()
     suited = [torch.randn(2, 4, 9, 32) for _ in range(3)]
-    mix(*suited, mask=Mask(causal=True))
+    mix(*suited, sight=Sight(Mask(causal=True)))
     assert len(calls) == 1
-    mix(*(part[..., :12] for part in suited), mask=Mask())  # a width that is no multiple of 16
-    mix(*(part.double() for part in suited), mask=Mask())
-    mix(*suited, mask=Mask(), bias=torch.zeros(1, 4, 9, 9))
-    mix(suited[0], *(part[:, :2] for part in suited[1:]), mask=Mask())  # grouped heads
-    mix.train()(*suited, mask=Mask())  # dropout inside
+    mix(*(part[..., :12] for part in suited), sight=Sight(Mask()))  # a width that is no multiple of 16
+    mix(*(part.double() for part in suited), sight=Sight(Mask()))
+    mix(*suited, sight=Sight(Mask(), torch.arange(9)[None], torch.arange(9)[None], Alibi(4)))
+    mix(suited[0], *(part[:, :2] for part in suited[1:]), sight=Sight(Mask()))  # grouped heads
+    mix.train()(*suited, sight=Sight(Mask()))  # dropout inside
     assert len(calls) == 1
 
 
@@ -379,7 +381,7 @@ def test_a_target_outside_the_vocabulary_is_told():
 def test_training_is_the_same_without_kernels(monkeypatch):
     """A model's loss and gradients, all of it together."""
     from heedful.families.vaswani import vaswani
-    from heedful.model.models import create
+    from heedful.model.create import create
 
     torch.manual_seed(0)
     model = create(vaswani(vocab=50, width=32, hidden=64, heads=2, layers=2, dropout=0.0)).train()

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from heedful.families.vaswani import vaswani
+from heedful.model.create import create
 from heedful.model.int8 import Int8Embedding, Int8Linear, quantize_int8
 from heedful.model.kernels import NATIVE
-from heedful.model.models import create
 from heedful.model.surgery import replace_modules
 
 
@@ -37,7 +37,7 @@ def test_rows_are_rounded_to_the_nearest_of_255_steps():
 def test_a_table_reads_what_it_holds():
     model = create(vaswani(vocab=101, width=64, hidden=96, heads=4, layers=1, dropout=0.1))
     tokens = torch.arange(101)
-    exact, rough = model.embedding(tokens), Int8Embedding(model.embedding)(tokens)
+    exact, rough = model.embedding.embed(tokens), Int8Embedding(model.embedding).embed(tokens)
     assert (exact - rough).abs().max() < 0.01 * exact.abs().max()
 
 

@@ -1,11 +1,13 @@
 """Masks state facts; the dense form must follow from them exactly."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.model.mask import Mask, positions_in_segments, positions_of
+from heedful.model.mask import Blocks, Mask, positions_in_segments, positions_of
 
 CPU = torch.device("cpu")
 
@@ -81,3 +83,36 @@ def test_positions_count_real_tokens_from_zero():
 
 def test_positions_start_again_with_each_segment():
     assert positions_in_segments(torch.tensor([[4, 4, 4, 7, 7, 9]])).tolist() == [[0, 1, 2, 0, 1, 0]]
+
+
+def test_global_tokens_see_all_and_are_seen_by_all_whatever_the_window():
+    chosen = torch.tensor([[False, True, False, False, False, False, False]])
+    mask = Mask(window=2, global_tokens=chosen)
+    dense = mask.dense(7, 7, CPU)[0, 0]
+    assert dense[1].all() and dense[:, 1].all()
+    assert dense[5].tolist() == [False, True, False, False, True, True, True]
+    with_padding = Mask(window=2, global_tokens=chosen, key_valid=torch.arange(7)[None] < 5, causal=True)
+    dense = with_padding.dense(7, 7, CPU)[0, 0]
+    assert dense[1].tolist() == [True, True] + [False] * 5  # what gives sight back does not undo padding or the future
+    last = mask.dense(2, 7, CPU)[0, 0]  # with a cache: the last two queries
+    assert last.tolist() == mask.dense(7, 7, CPU)[0, 0, 5:].tolist()
+
+
+def test_blocks_may_differ_by_head():
+    seen = torch.tensor([[[True, False], [True, True]], [[False, True], [False, True]]])  # head query_block key_block
+    dense = Mask(blocks=Blocks(3, seen)).dense(5, 5, CPU)
+    assert dense.shape == (1, 2, 5, 5)
+    for head, query, key in itertools.product(range(2), range(5), range(5)):
+        assert dense[0, head, query, key] == seen[head, query // 3, key // 3]
+
+
+def test_dense_forms_are_kept_for_each_device():
+    mask = Mask(causal=True)
+    assert mask.dense(3, 3, CPU).device.type == "cpu"
+    assert mask.dense(3, 3, torch.device("meta")).device.type == "meta"
+    assert mask.additive(3, 3, CPU).device.type == "cpu"
+
+
+def test_a_mask_names_its_facts():
+    assert Mask().facts() == frozenset()
+    assert Mask(causal=True, window=3, key_valid=torch.ones(1, 2, dtype=torch.bool)).facts() == {"causal", "window"}

@@ -7,22 +7,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from heedful.model.decoder_only import DecoderOnlyConfig
-from heedful.model.embedding import EmbeddingConfig
-from heedful.model.encoder_decoder import EncoderDecoderConfig
-from heedful.model.encoder_only import EncoderOnlyConfig
+from heedful.model.architecture.decoder_only import DecoderOnlyConfig
+from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
+from heedful.model.architecture.encoder_only import EncoderOnlyConfig
+from heedful.model.create import create, layout
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.heads import VocabularyConfig
 from heedful.model.initialise import SCHEMES
+from heedful.model.input.tokens import TokensConfig
 from heedful.model.mask import Mask
-from heedful.model.models import create, layout
 from heedful.model.multihead import MultiHeadConfig
 from heedful.model.norm import NormConfig
 from heedful.model.residual import Residual
-from heedful.model.stack import StackConfig
+from heedful.model.stack.transformer import TransformerConfig
 
 WIDTH, HIDDEN, BATCH, LENGTH = 14, 23, 3, 11
-SMALL = StackConfig(layers=2, attention={"heads": 2}, feedforward={"hidden": HIDDEN}, dropout=0.0)
+SMALL = TransformerConfig(layers=2, attention={"heads": 2}, feedforward={"hidden": HIDDEN}, dropout=0.0)
 
 
 def counted(model):
@@ -107,10 +107,10 @@ def mix_config(kind):
 
 
 def test_embeddings_are_scaled_by_the_root_of_the_width():
-    table = EmbeddingConfig().build(17, WIDTH)
-    assert torch.allclose(table(torch.tensor([5])), table.weight[5] * math.sqrt(WIDTH))
-    plain = EmbeddingConfig(scale=False).build(17, WIDTH)
-    assert torch.equal(plain(torch.tensor([5]))[0], plain.weight[5])
+    table = TokensConfig().build(vocab=17, width=WIDTH)
+    assert torch.allclose(table.embed(torch.tensor([5])), table.weight[5] * math.sqrt(WIDTH))
+    plain = TokensConfig(scale=False).build(vocab=17, width=WIDTH)
+    assert torch.equal(plain.embed(torch.tensor([5]))[0], plain.weight[5])
 
 
 @pytest.mark.parametrize("source_vocab", [None, 19])
@@ -124,7 +124,7 @@ def test_ties_share_exactly_what_they_say(tie, source_vocab, embedding_width):
         source_vocab=source_vocab,
         width=WIDTH,
         tie=tie,
-        embedding=EmbeddingConfig(width=embedding_width),
+        embedding=TokensConfig(width=embedding_width),
         encoder=SMALL,
         decoder=SMALL,
         head=VocabularyConfig(bias=True),
@@ -183,7 +183,9 @@ def test_more_tokens_than_learned_positions_are_refused():
         DecoderOnlyConfig(
             vocab=17,
             width=WIDTH,
-            decoder=StackConfig.model_validate({**SMALL.model_dump(), "position": {"kind": "learned", "length": 5}}),
+            decoder=TransformerConfig.model_validate(
+                {**SMALL.model_dump(), "position": {"kind": "learned", "length": 5}}
+            ),
         )
     )
     with pytest.raises(ValueError, match="6 tokens, but this model learned 5 positions; shorten the input"):
@@ -209,7 +211,7 @@ def test_first_weights_leave_nothing_unset(scheme):
 
 
 def test_first_weights_have_the_spread_their_papers_give():
-    stack = StackConfig(layers=3, attention={"heads": 4}, feedforward={"hidden": 500}, dropout=0.0)
+    stack = TransformerConfig(layers=3, attention={"heads": 4}, feedforward={"hidden": 500}, dropout=0.0)
     config = DecoderOnlyConfig(vocab=300, width=200, decoder=stack)
     torch.manual_seed(0)
     models = {scheme: create(config, scheme=scheme) for scheme in SCHEMES}
@@ -252,9 +254,48 @@ def test_first_weights_have_the_spread_their_papers_give():
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_a_model_of_64_layers_is_laid_out_without_memory(placement):
-    stack = StackConfig(layers=64, placement=placement, attention={"heads": 64}, feedforward={"hidden": 65536})
+    stack = TransformerConfig(layers=64, placement=placement, attention={"heads": 64}, feedforward={"hidden": 65536})
     config = EncoderDecoderConfig(vocab=250000, width=16384, encoder=stack, decoder=stack)
     model = layout(config)
     assert all(parameter.is_meta for parameter in model.parameters())
     assert not list(model.buffers())
     assert counted(model) == sum(config.parameters().values()) > 400e9
+
+
+def test_each_layer_may_have_a_window_of_its_own():
+    config = TransformerConfig.model_validate({**SMALL.model_dump(), "attention": {"heads": 2, "window": [2, None]}})
+    assert [config.attention.window_of(layer) for layer in range(2)] == [2, None]
+    with pytest.raises(ValueError, match="encoder: window lists 1 layers, but there are 2; give one for each"):
+        short = {**config.model_dump(), "attention": {"heads": 2, "window": [3]}}
+        EncoderOnlyConfig(vocab=17, width=WIDTH, encoder=short)
+    alone = {**config.model_dump(), "layers": 1, "attention": {"heads": 2, "window": [2]}, "position": "none"}
+    model = create(EncoderOnlyConfig(vocab=17, width=WIDTH, encoder=alone)).eval()
+    wide = create(EncoderOnlyConfig(vocab=17, width=WIDTH, encoder={**alone, "attention": {"heads": 2}})).eval()
+    wide.load_state_dict(model.state_dict())
+    text = torch.arange(7)[None]
+    changed = text.clone()
+    changed[0, 0] = 9
+    near, far = (model(text) - model(changed)).abs().amax(-1)[0], (wide(text) - wide(changed)).abs().amax(-1)[0]
+    assert (near[2:] == 0).all() and near[1] > 0 and (far > 0).all()
+
+
+class Odd(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.strange = torch.nn.Parameter(torch.empty(3))
+
+
+def test_a_weight_that_nobody_sets_is_refused(monkeypatch):
+    config = EncoderOnlyConfig(vocab=17, width=WIDTH, encoder=SMALL)
+    build = type(config).build
+
+    def with_odd(self):
+        model = build(self)
+        model.odd = Odd()
+        return model
+
+    monkeypatch.setattr(type(config), "build", with_odd)
+    with pytest.raises(TypeError, match="odd.strange was given no first value; let Odd set it in a method"):
+        create(config)
+    monkeypatch.setattr(Odd, "first_weights", lambda self: torch.nn.init.ones_(self.strange), raising=False)
+    assert create(config).odd.strange.tolist() == [1, 1, 1]

@@ -103,4 +103,4 @@ def test_positions_of_one_row_do_not_depend_on_the_others(kind, causal):
 def test_parameters_follow_the_formula(kind):
     config = part_config(PositionConfig, kind)()
     counted = sum(parameter.numel() for parameter in build(config).parameters())
-    assert counted == config.parameters(width=WIDTH, heads=HEADS)
+    assert counted == config.parameters(width=WIDTH, heads=HEADS, head_width=HEAD)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from heedful.decoding.stepper import EncoderDecoderStepper
-from heedful.model.encoder_decoder import EncoderDecoderConfig
+from heedful.decoding.stepper import SourceStepper
+from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
 from heedful.model.feedforward import FeedForward, FeedForwardConfig
 from heedful.model.initialise import initialise
 from heedful.model.int8 import quantize_int8
@@ -51,7 +51,7 @@ def steppers(model):
     torch.manual_seed(0)
     source, valid = torch.randint(0, 50, (4, 7)), torch.ones(4, 7, dtype=torch.bool)
     valid[1, 4:] = False
-    made = [EncoderDecoderStepper(model, source, valid, length=4, quick=decoder) for decoder in (None, quick(model))]
+    made = [SourceStepper(model, source, valid, length=4, quick=decoder) for decoder in (None, quick(model))]
     assert type(made[0].steps) is not type(made[1].steps)
     return made
 
@@ -106,7 +106,7 @@ def test_int8_too(least):
 @pytest.mark.parametrize("length", [1, 8, 16, 128, 129])
 def test_sources_of_every_length(length):
     model, source = build({}), torch.randint(0, 50, (4, length))
-    write(*(EncoderDecoderStepper(model, source, None, length=4, quick=one) for one in (None, quick(model))), 2)
+    write(*(SourceStepper(model, source, None, length=4, quick=one) for one in (None, quick(model))), 2)
 
 
 @torch.inference_mode()
@@ -124,7 +124,7 @@ def test_an_encoder_it_does_not_know_is_left_to_its_modules():
 def test_where_there_is_nothing_to_see_nothing_is_seen():
     model, source, valid = build({}), torch.randint(0, 50, (2, 7)), torch.ones(2, 7, dtype=torch.bool)
     valid[1] = False
-    slow, fast = (EncoderDecoderStepper(model, source, valid, length=4, quick=one) for one in (None, quick(model)))
+    slow, fast = (SourceStepper(model, source, valid, length=4, quick=one) for one in (None, quick(model)))
     tokens = torch.tensor([1, 2])
     torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=2e-5, rtol=1e-5)
 
@@ -163,7 +163,7 @@ def test_the_next_text_sees_weights_and_biases_that_have_changed():
     for name in ("head.bias", "embedding.weight", "decoder.layers.0.feedforward.input.bias"):
         parameter = model.get_parameter(name)
         parameter.copy_(torch.randn(parameter.shape) / 4)
-        slow, fast = (EncoderDecoderStepper(model, source, None, length=4, quick=one) for one in (None, decoder))
+        slow, fast = (SourceStepper(model, source, None, length=4, quick=one) for one in (None, decoder))
         torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=2e-5, rtol=1e-5)
 
 
@@ -179,7 +179,7 @@ def test_many_rows_on_two_threads_and_sources_too_long_for_it(monkeypatch):
     try:
         for long in (128, 64):
             monkeypatch.setattr("heedful.model.quick.LONG", long)
-            both = (EncoderDecoderStepper(model, source, None, length=4, quick=one) for one in (None, quick(model)))
+            both = (SourceStepper(model, source, None, length=4, quick=one) for one in (None, quick(model)))
             slow, fast = both
             for _ in range(5):
                 torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=2e-5, rtol=1e-5)
@@ -209,7 +209,7 @@ def test_weights_that_were_exchanged_are_seen_by_the_next_text():
     going, tokens = laid.begin(source, None, 4), torch.tensor([1, 2])
     first = going.advance(tokens)
     model.load_state_dict(other.state_dict(), assign=True)
-    slow, fast = (EncoderDecoderStepper(model, source, None, length=4, quick=one) for one in (None, laid))
+    slow, fast = (SourceStepper(model, source, None, length=4, quick=one) for one in (None, laid))
     torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=2e-5, rtol=1e-5)
     assert not torch.equal(fast.steps.advance(tokens), first) and going.advance(tokens).isfinite().all()
 

@@ -9,7 +9,7 @@ from heedful.data.padding import pad
 from heedful.decoding.beam import search
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.rules import Rules
-from heedful.decoding.stepper import EncoderDecoderStepper
+from heedful.decoding.stepper import SourceStepper
 from heedful.exchange.ctranslate2 import load
 from tests.shared_data import shared
 
@@ -30,7 +30,7 @@ def write(opened, sources, config):
     ids = {word: index for index, word in enumerate(opened.source)}
     source, valid = pad([[ids.get(word, ids["<unk>"]) for word in words] for words in sources])
     bos, eos = opened.target.index("<s>"), opened.target.index("</s>")
-    stepper = EncoderDecoderStepper(opened.model, source, valid, length=64)
+    stepper = SourceStepper(opened.model, source, valid, length=64)
     found = search(
         stepper,
         torch.full((len(sources),), bos),

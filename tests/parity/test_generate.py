@@ -6,7 +6,7 @@ import torch
 from heedful.decoding.beam import search
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.rules import Rules
-from heedful.decoding.stepper import DecoderOnlyStepper, EncoderDecoderStepper
+from heedful.decoding.stepper import PromptStepper, SourceStepper
 from tests.parity.test_hugging_face import BATCH, CAUSAL, SEQ2SEQ, SOURCE, make, tokens
 
 NEW = 9
@@ -39,9 +39,9 @@ def test_n_best_equal_those_of_transformers(name, beams, penalty, tmp_path):
     config = GenerationConfig(num_beams=beams, num_return_sequences=beams, length_penalty=penalty)
     with torch.inference_mode():
         if name == "gpt2":
-            stepper, first, skip = DecoderOnlyStepper(model, prompt, length=NEW), prompt[:, -1], SOURCE
+            stepper, first, skip = PromptStepper(model, prompt, length=NEW), prompt[:, -1], SOURCE
         else:
-            stepper, first, skip = EncoderDecoderStepper(model, prompt, None, length=NEW), torch.zeros(BATCH).long(), 1
+            stepper, first, skip = SourceStepper(model, prompt, None, length=NEW), torch.zeros(BATCH).long(), 1
         rules = Rules(config=config, eos=eos)
         found = search(stepper, first, config, eos=eos, limits=[NEW] * BATCH, rules=rules)
 

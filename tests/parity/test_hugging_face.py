@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from heedful.exchange.hugging_face import _to_ours, load, save
 from heedful.families import family, their_names
 from heedful.families.vaswani import vaswani
-from heedful.model.models import create
+from heedful.model.create import create
 
 VOCAB, BATCH, SOURCE, TARGET = 53, 3, 7, 11
 
@@ -310,7 +310,7 @@ def test_rope_is_read_in_both_spellings():
 def test_every_family_has_a_name_for_every_weight():
     """Of every preset, however large: a missing name would show only when somebody saves that very model."""
     from heedful.config import kinds
-    from heedful.model.models import layout
+    from heedful.model.create import layout
 
     for kind in kinds("families"):
         known = family(kind)

@@ -5,29 +5,33 @@ import torch
 from torch import nn
 
 from heedful.model.mask import Mask
-from heedful.model.position import Where
-from heedful.model.stack import StackConfig, _build_layer
+from heedful.model.sight import Sight
+from heedful.model.stack import StackShape
+from heedful.model.stack.transformer import TransformerConfig, _build_layer
 
-WIDTH, HEADS, HIDDEN, BATCH, SOURCE, TARGET = 30, 5, 17, 3, 7, 11
+BATCH, SOURCE, TARGET = 3, 17, 11
+# width, heads, hidden: distinct primes and their products, and sizes that enter our kernels
+sizes = pytest.mark.parametrize(("width", "heads", "hidden"), [(35, 5, 17), (64, 2, 48)])
 
 
-def layer(placement, activation, *, cross):
-    config = StackConfig(
+def layer(placement, activation, *, cross, width, heads, hidden):
+    config = TransformerConfig(
         layers=1,
-        attention={"heads": HEADS},
-        feedforward={"hidden": HIDDEN, "activation": activation},
+        attention={"heads": heads},
+        feedforward={"hidden": hidden, "activation": activation},
         placement=placement,
         dropout=0.0,
     )
-    return _build_layer(config, WIDTH, cross)
+    return _build_layer(config, StackShape(width, width, causal=cross, cross=cross), 0)
 
 
 def copy_attention(ours, theirs, *, cross=False):
+    width = theirs.embed_dim
     if cross:
-        ours.query.weight.copy_(theirs.in_proj_weight[:WIDTH])
-        ours.query.bias.copy_(theirs.in_proj_bias[:WIDTH])
-        ours.key_value.weight.copy_(theirs.in_proj_weight[WIDTH:])
-        ours.key_value.bias.copy_(theirs.in_proj_bias[WIDTH:])
+        ours.query.weight.copy_(theirs.in_proj_weight[:width])
+        ours.query.bias.copy_(theirs.in_proj_bias[:width])
+        ours.key_value.weight.copy_(theirs.in_proj_weight[width:])
+        ours.key_value.bias.copy_(theirs.in_proj_bias[width:])
     else:
         ours.query_key_value.weight.copy_(theirs.in_proj_weight)
         ours.query_key_value.bias.copy_(theirs.in_proj_bias)
@@ -40,37 +44,39 @@ def shake(module):
         parameter.add_(torch.randn_like(parameter) * 0.2)
 
 
+@sizes
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_encoder_layer(placement, activation):
+def test_encoder_layer(placement, activation, width, heads, hidden):
     torch.manual_seed(0)
     theirs = nn.TransformerEncoderLayer(
-        WIDTH, HEADS, HIDDEN, dropout=0.0, activation=activation, batch_first=True, norm_first=placement == "pre"
+        width, heads, hidden, dropout=0.0, activation=activation, batch_first=True, norm_first=placement == "pre"
     )
     shake(theirs)
-    ours = layer(placement, activation, cross=False)
+    ours = layer(placement, activation, cross=False, width=width, heads=heads, hidden=hidden)
     with torch.no_grad():
         copy_attention(ours.attention, theirs.self_attn)
     ours.attention_residual.norm.load_state_dict(theirs.norm1.state_dict())
     ours.feedforward_residual.norm.load_state_dict(theirs.norm2.state_dict())
     ours.feedforward.input.load_state_dict(theirs.linear1.state_dict())
     ours.feedforward.output.load_state_dict(theirs.linear2.state_dict())
-    valid = torch.arange(SOURCE) < torch.tensor([[SOURCE], [5], [2]])
-    first = torch.randn(BATCH, SOURCE, WIDTH, requires_grad=True)
+    valid = torch.arange(SOURCE) < torch.tensor([[SOURCE], [13], [2]])
+    first = torch.randn(BATCH, SOURCE, width, requires_grad=True)
     second = first.detach().clone().requires_grad_()
     expected = theirs(first, src_key_padding_mask=~valid)
-    found = ours(second, mask=Mask(key_valid=valid), where=Where())
+    found = ours(second, sight=Sight(Mask(key_valid=valid)))
     compare(found, expected, second, first, valid, ours, theirs)
 
 
+@sizes
 @pytest.mark.parametrize("placement", ["pre", "post"])
-def test_decoder_layer(placement):
+def test_decoder_layer(placement, width, heads, hidden):
     torch.manual_seed(0)
     theirs = nn.TransformerDecoderLayer(
-        WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=placement == "pre"
+        width, heads, hidden, dropout=0.0, batch_first=True, norm_first=placement == "pre"
     )
     shake(theirs)
-    ours = layer(placement, "relu", cross=True)
+    ours = layer(placement, "relu", cross=True, width=width, heads=heads, hidden=hidden)
     with torch.no_grad():
         copy_attention(ours.attention, theirs.self_attn)
         copy_attention(ours.cross, theirs.multihead_attn, cross=True)
@@ -78,26 +84,25 @@ def test_decoder_layer(placement):
         getattr(ours, f"{name}_residual").norm.load_state_dict(norm.state_dict())
     ours.feedforward.input.load_state_dict(theirs.linear1.state_dict())
     ours.feedforward.output.load_state_dict(theirs.linear2.state_dict())
-    valid = torch.arange(SOURCE) < torch.tensor([[SOURCE], [5], [2]])
-    memory = torch.randn(BATCH, SOURCE, WIDTH)
-    first = torch.randn(BATCH, TARGET, WIDTH, requires_grad=True)
+    valid = torch.arange(SOURCE) < torch.tensor([[SOURCE], [13], [2]])
+    memory = torch.randn(BATCH, SOURCE, width)
+    first = torch.randn(BATCH, TARGET, width, requires_grad=True)
     second = first.detach().clone().requires_grad_()
     causal = nn.Transformer.generate_square_subsequent_mask(TARGET)
     expected = theirs(first, memory, tgt_mask=causal, tgt_is_causal=True, memory_key_padding_mask=~valid)
     found = ours(
         second,
-        mask=Mask(causal=True),
-        where=Where(),
+        sight=Sight(Mask(causal=True)),
         memory=ours.cross.read(memory),
-        memory_mask=Mask(key_valid=valid),
+        memory_sight=Sight(Mask(key_valid=valid)),
     )
     compare(found, expected, second, first, torch.ones(BATCH, TARGET, dtype=torch.bool), ours, theirs)
 
 
 def compare(found, expected, our_input, their_input, real, ours, theirs):
     assert torch.allclose(found[real], expected[real], atol=1e-5)
-    found[real].square().sum().backward()
-    expected[real].square().sum().backward()
+    found[real].square().mean().backward()
+    expected[real].square().mean().backward()
     assert torch.allclose(our_input.grad, their_input.grad, atol=1e-4, rtol=1e-4)
     assert torch.allclose(
         ours.attention.query_key_value.weight.grad, theirs.self_attn.in_proj_weight.grad, atol=1e-3, rtol=1e-4

@@ -7,7 +7,7 @@ import typer
 
 if TYPE_CHECKING:
     from heedful.inspection.cost import Cost
-    from heedful.model.models import ModelConfig
+    from heedful.model.architecture import ArchitectureConfig
 
 
 def params(
@@ -49,7 +49,7 @@ def params(
         _print(preset, found)
 
 
-def _list(known: "dict[str, ModelConfig]", as_json: bool) -> None:
+def _list(known: "dict[str, ArchitectureConfig]", as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 

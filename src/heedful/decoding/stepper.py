@@ -7,8 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from heedful.model.decoder_only import DecoderOnly
-from heedful.model.encoder_decoder import EncoderDecoder
+from heedful.model.architecture import LanguageModel, SequenceToSequence
 from heedful.model.kernels import log_softmax
 from heedful.model.quick import Quick
 
@@ -26,7 +25,7 @@ class Stepper(Protocol):
         ...
 
 
-class EncoderDecoderStepper:
+class SourceStepper:
     """The source is read once; its keys and values are shared by all rows of a sentence.
 
     `allowed` (sentences vocab): the words each sentence may use. Only those of some sentence are scored, and each
@@ -35,7 +34,7 @@ class EncoderDecoderStepper:
 
     def __init__(
         self,
-        model: EncoderDecoder,
+        model: SequenceToSequence,
         source: Tensor,
         valid: Tensor | None,
         *,
@@ -58,7 +57,7 @@ class EncoderDecoderStepper:
             return log_softmax(logits)
         logits.unflatten(0, (len(self.barred), -1)).masked_fill_(self.barred[:, None], -torch.inf)
         if len(self.all) != len(logits):
-            self.all = logits.new_empty(len(logits), self.model.config.vocab)
+            self.all = logits.new_empty(len(logits), self.model.vocab)
         return self.all.fill_(-torch.inf).index_copy_(1, self.words, log_softmax(logits))
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
@@ -70,7 +69,7 @@ class EncoderDecoderStepper:
 class ModuleSteps:
     """The decoder by its modules, which know every variant."""
 
-    def __init__(self, model: EncoderDecoder, source: Tensor, valid: Tensor | None, length: int) -> None:
+    def __init__(self, model: SequenceToSequence, source: Tensor, valid: Tensor | None, length: int) -> None:
         self.model, self.memory, self.cache = model, model.encode(source, valid=valid), model.new_cache(length)
 
     def advance(self, tokens: Tensor) -> Tensor:
@@ -85,10 +84,10 @@ class ModuleSteps:
             self.memory = self.memory.select(sentences)
 
 
-class DecoderOnlyStepper:
+class PromptStepper:
     """The prompt is fed in one go, except its last token, which the search feeds."""
 
-    def __init__(self, model: DecoderOnly, prompt: Tensor, *, length: int) -> None:
+    def __init__(self, model: LanguageModel, prompt: Tensor, *, length: int) -> None:
         self.model = model
         self.cache = model.new_cache(prompt.shape[1] + length)
         if prompt.shape[1] > 1:

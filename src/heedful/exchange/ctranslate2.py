@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heedful.model.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from heedful.model.architecture.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.heads import VocabularyConfig
 from heedful.model.multihead import MultiHeadConfig
 from heedful.model.position.sinusoidal import SinusoidalConfig
-from heedful.model.stack import StackConfig
+from heedful.model.stack.transformer import TransformerConfig
 
 HEADS = {"TransformerBase": 8, "TransformerBig": 16}
 TYPES = {0: "<f4", 1: "i1", 2: "<i2", 3: "<i4", 4: "<f2"}
@@ -113,9 +113,9 @@ def _dequantised(variables: dict[str, np.ndarray]) -> dict[str, Tensor]:
 def _config(weights: dict[str, Tensor], heads: int) -> EncoderDecoderConfig:
     """The shape of the model, read off its weights: OpenNMT's Transformer, pre-norm, sinusoids counted from one."""
 
-    def stack(side: str) -> StackConfig:
+    def stack(side: str) -> TransformerConfig:
         layers = {name.split("/")[1] for name in weights if name.startswith(f"{side}/layer_") and name.count("/") > 2}
-        return StackConfig(
+        return TransformerConfig(
             layers=len(layers),
             attention=MultiHeadConfig(heads=heads),
             feedforward=FeedForwardConfig(hidden=len(weights[f"{side}/layer_0/ffn/linear_0/weight"])),

@@ -20,8 +20,9 @@ from torch import Tensor
 from heedful.config import did_you_mean, kinds
 from heedful.families import Family, State, family, their_names
 from heedful.files import in_place, write_text
+from heedful.model.architecture import ArchitectureConfig, Model
+from heedful.model.create import layout
 from heedful.model.linear import FusedLinear
-from heedful.model.models import Model, ModelConfig, layout
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -63,7 +64,7 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = torch.float32) -> Op
 def save(model: Model, folder: str | Path, family_name: str, *, details: dict[str, Any] | None = None) -> None:
     """Write a folder that transformers opens."""
     known = family(family_name)
-    config: ModelConfig = model.config
+    config: ArchitectureConfig = model.config
     weights = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
     if known.convert is not None:
         config, weights = known.convert(config, weights)
@@ -166,7 +167,7 @@ def _is_transposed(ours: str, tensor: Tensor, known: Family) -> bool:
 
 
 def _check_that_it_holds_all(
-    config: ModelConfig, keys: dict[str, Any], names: dict[str, tuple[str, ...]], name: str
+    config: ArchitectureConfig, keys: dict[str, Any], names: dict[str, tuple[str, ...]], name: str
 ) -> None:
     """What is written must mean this very model; dropout aside, which is no part of the function."""
     written = {their for theirs in names.values() for their in theirs}

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from heedful.families import transformer
 from heedful.families.llama import llama
-from heedful.model.decoder_only import DecoderOnly, DecoderOnlyConfig
+from heedful.model.architecture.decoder_only import DecoderOnly, DecoderOnlyConfig
 
 
 def load(path: str | Path) -> DecoderOnly:
@@ -38,9 +39,10 @@ def load(path: str | Path) -> DecoderOnly:
 
 
 def _weights(numbers: Tensor, config: DecoderOnlyConfig, length: int, path: str | Path) -> Iterator[tuple[str, Tensor]]:
-    width, layers, hidden = config.width, config.decoder.layers, config.decoder.feedforward.hidden
-    queries, keys, values = config.decoder.attention.parts(width)
-    head = config.decoder.attention.head_width_in(width)
+    decoder = transformer(config.decoder)
+    width, layers, hidden = config.width, decoder.layers, decoder.feedforward.hidden
+    queries, keys, values = decoder.attention.parts(width)
+    head = decoder.attention.head_width_in(width)
     shapes = {
         "embedding": (config.vocab, width),
         "attention_norm": (layers, width),

@@ -12,7 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from heedful.config import did_you_mean, kinds
-from heedful.model.models import ModelConfig
+from heedful.model.architecture import ArchitectureConfig
+from heedful.model.stack import StackConfig
+from heedful.model.stack.transformer import TransformerConfig
 
 Names = Mapping[str, str | tuple[str, ...]]
 State = dict[str, Tensor]
@@ -36,9 +38,9 @@ class Family:
     convert         done to (config, weights) before writing, where their model states the same function differently
     """
 
-    presets: dict[str, ModelConfig]
+    presets: dict[str, ArchitectureConfig]
     model_type: str
-    read_config: Callable[[dict[str, Any], set[str]], ModelConfig]
+    read_config: Callable[[dict[str, Any], set[str]], ArchitectureConfig]
     write_config: Callable[[Any], dict[str, Any]]
     names: Callable[[Any], Names]
     duplicates: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +49,7 @@ class Family:
     bare: tuple[str, ...] = ()
     transposed: bool = False
     rows: frozenset[str] = frozenset()
-    convert: Callable[[Any, State], tuple[ModelConfig, State]] | None = None
+    convert: Callable[[Any, State], tuple[ArchitectureConfig, State]] | None = None
 
 
 def family(name: str) -> Family:
@@ -58,12 +60,12 @@ def family(name: str) -> Family:
     return found
 
 
-def presets() -> dict[str, ModelConfig]:
+def presets() -> dict[str, ArchitectureConfig]:
     """Every preset of every family, by name."""
     return {name: config for kind in kinds("families") for name, config in family(kind).presets.items()}
 
 
-def preset(name: str) -> ModelConfig:
+def preset(name: str) -> ArchitectureConfig:
     known = presets()
     if name not in known:
         raise ValueError(f"unknown preset {name!r}{did_you_mean(name, known)}")
@@ -82,6 +84,13 @@ def their_names(ours: str, names: Names) -> tuple[str, ...]:
         found, leaf = names.get(module, ()), "." + leaf
     theirs = (found,) if isinstance(found, str) else found
     return tuple(name.format(*layers) + leaf for name in theirs)
+
+
+def transformer(stack: StackConfig) -> TransformerConfig:
+    """The stack as that of a published family, which are all made of Transformer layers."""
+    if not isinstance(stack, TransformerConfig):
+        raise ValueError(f"Hugging Face's families have no {stack.kind} stack; only a transformer can be written")
+    return stack
 
 
 def activation_from(theirs: str, *, gated: bool = False) -> str:

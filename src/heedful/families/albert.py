@@ -3,7 +3,7 @@
 from typing import Any
 
 from heedful.families import Family, bert
-from heedful.model.encoder_only import EncoderOnlyConfig
+from heedful.model.architecture.encoder_only import EncoderOnlyConfig
 
 
 def albert(*, width: int, hidden: int, heads: int, layers: int) -> EncoderOnlyConfig:
@@ -35,7 +35,7 @@ def read_config(theirs: dict[str, Any], names: set[str]) -> EncoderOnlyConfig:
 def write_config(config: EncoderOnlyConfig) -> dict[str, Any]:
     return {
         **bert.write_encoder(config, "Albert"),
-        "embedding_size": config.input_width,
+        "embedding_size": config.shape.input_width,
         "num_hidden_groups": 1,
         "inner_group_num": 1,
     }

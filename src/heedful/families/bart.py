@@ -2,18 +2,18 @@
 
 from typing import Any
 
-from heedful.families import Family, marian
-from heedful.model.embedding import EmbeddingConfig
-from heedful.model.encoder_decoder import EncoderDecoderConfig
+from heedful.families import Family, marian, transformer
+from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.heads import VocabularyConfig
+from heedful.model.input.tokens import TokensConfig
 from heedful.model.multihead import MultiHeadConfig
 from heedful.model.position.learned import LearnedConfig
-from heedful.model.stack import StackConfig
+from heedful.model.stack.transformer import TransformerConfig
 
 
 def bart(*, width: int, hidden: int, heads: int, layers: int) -> EncoderDecoderConfig:
-    stack = StackConfig(
+    stack = TransformerConfig(
         layers=layers,
         attention=MultiHeadConfig(heads=heads),
         feedforward=FeedForwardConfig(hidden=hidden, activation="gelu"),
@@ -23,7 +23,7 @@ def bart(*, width: int, hidden: int, heads: int, layers: int) -> EncoderDecoderC
     return EncoderDecoderConfig(
         vocab=50265,
         width=width,
-        embedding=EmbeddingConfig(scale=False),
+        embedding=TokensConfig(scale=False),
         encoder=stack,
         decoder=stack,
         head=VocabularyConfig(bias=True),
@@ -35,7 +35,7 @@ def read_config(theirs: dict[str, Any], names: set[str]) -> EncoderDecoderConfig
     return EncoderDecoderConfig(
         vocab=theirs["vocab_size"],
         width=theirs["d_model"],
-        embedding=EmbeddingConfig(scale=theirs.get("scale_embedding", False)),
+        embedding=TokensConfig(scale=theirs.get("scale_embedding", False)),
         encoder=marian.read_stack(theirs, "encoder", position, embedding_norm=True),
         decoder=marian.read_stack(theirs, "decoder", position, embedding_norm=True),
         head=VocabularyConfig(bias=True),
@@ -43,7 +43,7 @@ def read_config(theirs: dict[str, Any], names: set[str]) -> EncoderDecoderConfig
 
 
 def write_config(config: EncoderDecoderConfig) -> dict[str, Any]:
-    position = config.encoder.position
+    position = transformer(config.encoder).position
     return {
         **marian.write_stacks(config),
         "architectures": ["BartForConditionalGeneration"],

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from heedful.families import Family, activation_from, activation_to
-from heedful.model.embedding import EmbeddingConfig
-from heedful.model.encoder_only import EncoderOnlyConfig
+from heedful.families import Family, activation_from, activation_to, transformer
+from heedful.model.architecture.encoder_only import EncoderOnlyConfig
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.heads import HeadConfig, MaskedLmConfig, PoolerConfig, SequenceConfig, TokenConfig
+from heedful.model.input.tokens import TokensConfig
 from heedful.model.multihead import MultiHeadConfig
 from heedful.model.norm import NormConfig
 from heedful.model.position.learned import LearnedConfig
-from heedful.model.stack import StackConfig
+from heedful.model.stack.transformer import TransformerConfig
 
 ARCHITECTURES = {
     "ForMaskedLM": ["masked_lm"],
@@ -71,8 +71,8 @@ def read_encoder(theirs: dict[str, Any], heads: list[HeadConfig], *, offset: int
         vocab=theirs["vocab_size"],
         width=theirs["hidden_size"],
         token_types=theirs.get("type_vocab_size", 2),
-        embedding=EmbeddingConfig(width=theirs.get("embedding_size"), scale=False),
-        encoder=StackConfig(
+        embedding=TokensConfig(width=theirs.get("embedding_size"), scale=False),
+        encoder=TransformerConfig(
             layers=theirs["num_hidden_layers"],
             attention=MultiHeadConfig(
                 heads=theirs["num_attention_heads"], dropout=theirs.get("attention_probs_dropout_prob", 0.1)
@@ -95,7 +95,8 @@ def write_config(config: EncoderOnlyConfig) -> dict[str, Any]:
 
 
 def write_encoder(config: EncoderOnlyConfig, prefix: str) -> dict[str, Any]:
-    stack, position = config.encoder, config.encoder.position
+    stack = transformer(config.encoder)
+    position = stack.position
     if not isinstance(position, LearnedConfig):
         raise ValueError(f"{prefix.upper()} has learned positions, not {position.kind}")
     keys = {

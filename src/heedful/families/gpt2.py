@@ -5,14 +5,14 @@ Differs: GPT-3's layers alternate with locally banded attention, which changes n
 
 from typing import Any
 
-from heedful.families import Family, activation_from, activation_to
-from heedful.model.decoder_only import DecoderOnlyConfig
-from heedful.model.embedding import EmbeddingConfig
+from heedful.families import Family, activation_from, activation_to, transformer
+from heedful.model.architecture.decoder_only import DecoderOnlyConfig
 from heedful.model.feedforward import FeedForwardConfig
+from heedful.model.input.tokens import TokensConfig
 from heedful.model.multihead import MultiHeadConfig
 from heedful.model.norm import NormConfig
 from heedful.model.position.learned import LearnedConfig
-from heedful.model.stack import StackConfig
+from heedful.model.stack.transformer import TransformerConfig
 
 
 def gpt2(*, width: int, layers: int, heads: int, length: int = 1024) -> DecoderOnlyConfig:
@@ -29,8 +29,8 @@ def read_config(theirs: dict[str, Any], names: set[str]) -> DecoderOnlyConfig:
         vocab=theirs["vocab_size"],
         width=width,
         tie="all" if theirs.get("tie_word_embeddings", True) else "none",
-        embedding=EmbeddingConfig(scale=False),
-        decoder=StackConfig(
+        embedding=TokensConfig(scale=False),
+        decoder=TransformerConfig(
             layers=theirs["n_layer"],
             attention=MultiHeadConfig(heads=theirs["n_head"], dropout=theirs.get("attn_pdrop", 0.1)),
             feedforward=FeedForwardConfig(
@@ -46,7 +46,8 @@ def read_config(theirs: dict[str, Any], names: set[str]) -> DecoderOnlyConfig:
 
 
 def write_config(config: DecoderOnlyConfig) -> dict[str, Any]:
-    stack, position = config.decoder, config.decoder.position
+    stack = transformer(config.decoder)
+    position = stack.position
     if not isinstance(position, LearnedConfig):
         raise ValueError(f"GPT-2 has learned positions, not {position.kind}")
     hidden = stack.feedforward.hidden

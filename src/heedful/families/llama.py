@@ -5,14 +5,14 @@ LLaMA 2 (70B) and 3 share keys and values among query heads; LLaMA 3.2 and SmolL
 
 from typing import Any
 
-from heedful.families import Family, activation_from, activation_to
-from heedful.model.decoder_only import DecoderOnlyConfig
-from heedful.model.embedding import EmbeddingConfig
+from heedful.families import Family, activation_from, activation_to, transformer
+from heedful.model.architecture.decoder_only import DecoderOnlyConfig
 from heedful.model.feedforward import FeedForwardConfig
+from heedful.model.input.tokens import TokensConfig
 from heedful.model.multihead import MultiHeadConfig
 from heedful.model.norm import NormConfig
 from heedful.model.position.rotary import RotaryConfig, ScalingConfig
-from heedful.model.stack import StackConfig
+from heedful.model.stack.transformer import TransformerConfig
 
 
 def llama(
@@ -32,8 +32,8 @@ def llama(
         vocab=vocab,
         width=width,
         tie="all" if tie else "none",
-        embedding=EmbeddingConfig(scale=False),
-        decoder=StackConfig(
+        embedding=TokensConfig(scale=False),
+        decoder=TransformerConfig(
             layers=layers,
             attention=MultiHeadConfig(heads=heads, kv_heads=kv_heads, bias=False, output_bias=False),
             feedforward=FeedForwardConfig(hidden=hidden, activation="swiglu", bias=False),
@@ -53,8 +53,8 @@ def read_config(theirs: dict[str, Any], names: set[str]) -> DecoderOnlyConfig:
         vocab=theirs["vocab_size"],
         width=width,
         tie="all" if theirs.get("tie_word_embeddings", False) else "none",
-        embedding=EmbeddingConfig(scale=False),
-        decoder=StackConfig(
+        embedding=TokensConfig(scale=False),
+        decoder=TransformerConfig(
             layers=theirs["num_hidden_layers"],
             attention=MultiHeadConfig(
                 heads=heads,
@@ -96,7 +96,8 @@ def _read_rotary(theirs: dict[str, Any]) -> RotaryConfig:
 
 
 def write_config(config: DecoderOnlyConfig) -> dict[str, Any]:
-    stack, position = config.decoder, config.decoder.position
+    stack = transformer(config.decoder)
+    position = stack.position
     if not isinstance(position, RotaryConfig):
         raise ValueError(f"LLaMA has rotary positions, not {position.kind}")
     rope: dict[str, Any] = {"rope_theta": position.base, "rope_type": "default"}

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from heedful.families import Family, activation_from, activation_to
-from heedful.model.embedding import EmbeddingConfig
-from heedful.model.encoder_decoder import EncoderDecoderConfig
+from heedful.families import Family, activation_from, activation_to, transformer
+from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.heads import VocabularyConfig
+from heedful.model.input.tokens import TokensConfig
 from heedful.model.multihead import MultiHeadConfig
 from heedful.model.position import PositionConfig
 from heedful.model.position.sinusoidal import SinusoidalConfig
-from heedful.model.stack import StackConfig
+from heedful.model.stack.transformer import TransformerConfig
 
 
 def read_config(theirs: dict[str, Any], names: set[str]) -> EncoderDecoderConfig:
@@ -22,7 +22,7 @@ def read_config(theirs: dict[str, Any], names: set[str]) -> EncoderDecoderConfig
         source_vocab=None if shared else theirs["vocab_size"],
         width=theirs["d_model"],
         tie=ties[bool(shared), bool(tied_output)],
-        embedding=EmbeddingConfig(scale=theirs.get("scale_embedding", False)),
+        embedding=TokensConfig(scale=theirs.get("scale_embedding", False)),
         encoder=read_stack(theirs, "encoder", SinusoidalConfig(layout="halves")),
         decoder=read_stack(theirs, "decoder", SinusoidalConfig(layout="halves")),
         head=VocabularyConfig(bias=True),
@@ -31,8 +31,8 @@ def read_config(theirs: dict[str, Any], names: set[str]) -> EncoderDecoderConfig
 
 def read_stack(
     theirs: dict[str, Any], side: str, position: PositionConfig, *, embedding_norm: bool = False
-) -> StackConfig:
-    return StackConfig(
+) -> TransformerConfig:
+    return TransformerConfig(
         layers=theirs[f"{side}_layers"],
         attention=MultiHeadConfig(
             heads=theirs[f"{side}_attention_heads"], dropout=theirs.get("attention_dropout", 0.0)
@@ -63,13 +63,13 @@ def write_stacks(config: EncoderDecoderConfig) -> dict[str, Any]:
     keys: dict[str, Any] = {
         "is_encoder_decoder": True,
         "d_model": config.width,
-        "scale_embedding": config.embedding.scale,
-        "activation_function": activation_to(config.encoder.feedforward.activation),
-        "dropout": config.encoder.dropout,
-        "attention_dropout": config.encoder.attention.dropout,
-        "activation_dropout": config.encoder.feedforward.dropout,
+        "scale_embedding": config.table.scale,
+        "activation_function": activation_to(transformer(config.encoder).feedforward.activation),
+        "dropout": transformer(config.encoder).dropout,
+        "attention_dropout": transformer(config.encoder).attention.dropout,
+        "activation_dropout": transformer(config.encoder).feedforward.dropout,
     }
-    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+    for side, stack in (("encoder", transformer(config.encoder)), ("decoder", transformer(config.decoder))):
         keys[f"{side}_layers"] = stack.layers
         keys[f"{side}_attention_heads"] = stack.attention.heads
         keys[f"{side}_ffn_dim"] = stack.feedforward.hidden
@@ -102,7 +102,7 @@ def names(config: EncoderDecoderConfig) -> dict[str, str | tuple[str, ...]]:
 
 def _base() -> EncoderDecoderConfig:
     """The size of most OPUS-MT models; the vocabulary is that of opus-mt-en-de."""
-    stack = StackConfig(
+    stack = TransformerConfig(
         feedforward=FeedForwardConfig(hidden=2048, activation="silu"), position=SinusoidalConfig(layout="halves")
     )
     return EncoderDecoderConfig(vocab=58101, encoder=stack, decoder=stack, head=VocabularyConfig(bias=True))

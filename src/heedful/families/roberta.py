@@ -3,7 +3,7 @@
 from typing import Any
 
 from heedful.families import Family, bert
-from heedful.model.encoder_only import EncoderOnlyConfig
+from heedful.model.architecture.encoder_only import EncoderOnlyConfig
 
 
 def roberta(*, width: int, hidden: int, heads: int, layers: int) -> EncoderOnlyConfig:

@@ -5,15 +5,15 @@ v1.1 (Shazeer 2020) gates the feed-forward with GELU and has an output matrix of
 
 from typing import Any
 
-from heedful.families import Family, activation_from, activation_to
-from heedful.model.embedding import EmbeddingConfig
-from heedful.model.encoder_decoder import EncoderDecoderConfig
+from heedful.families import Family, activation_from, activation_to, transformer
+from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.heads import VocabularyConfig
+from heedful.model.input.tokens import TokensConfig
 from heedful.model.multihead import MultiHeadConfig
 from heedful.model.norm import NormConfig
 from heedful.model.position.relative_bias import RelativeBiasConfig
-from heedful.model.stack import StackConfig
+from heedful.model.stack.transformer import TransformerConfig
 
 
 def t5(
@@ -43,19 +43,19 @@ def read_config(theirs: dict[str, Any], names: set[str]) -> EncoderDecoderConfig
         vocab=theirs["vocab_size"],
         width=theirs["d_model"],
         tie="inputs" if own_output else "all",
-        embedding=EmbeddingConfig(scale=False),
+        embedding=TokensConfig(scale=False),
         encoder=_stack(theirs, layers),
         decoder=_stack(theirs, theirs.get("num_decoder_layers") or layers),
         head=VocabularyConfig(scale=bool(scale) and not own_output),
     )
 
 
-def _stack(theirs: dict[str, Any], layers: int) -> StackConfig:
+def _stack(theirs: dict[str, Any], layers: int) -> TransformerConfig:
     gate, _, activation = theirs.get("feed_forward_proj", "relu").rpartition("-")
     dropout = theirs.get("dropout_rate", 0.1)
     if gate and activation == "gelu":
         activation = "gelu_new"  # what "gated-gelu" has always meant
-    return StackConfig(
+    return TransformerConfig(
         layers=layers,
         attention=MultiHeadConfig(
             heads=theirs["num_heads"],
@@ -82,7 +82,8 @@ def _stack(theirs: dict[str, Any], layers: int) -> StackConfig:
 
 
 def write_config(config: EncoderDecoderConfig) -> dict[str, Any]:
-    stack, position = config.encoder, config.encoder.position
+    stack = transformer(config.encoder)
+    position = stack.position
     if not isinstance(position, RelativeBiasConfig):
         raise ValueError(f"T5 has relative_bias positions, not {position.kind}")
     gated = stack.feedforward.activation == "geglu_tanh"
@@ -94,7 +95,7 @@ def write_config(config: EncoderDecoderConfig) -> dict[str, Any]:
         "d_kv": stack.attention.head_width_in(config.width),
         "d_ff": stack.feedforward.hidden,
         "num_layers": stack.layers,
-        "num_decoder_layers": config.decoder.layers,
+        "num_decoder_layers": transformer(config.decoder).layers,
         "num_heads": stack.attention.heads,
         "relative_attention_num_buckets": position.buckets,
         "relative_attention_max_distance": position.max_distance,
@@ -113,7 +114,7 @@ def names(config: EncoderDecoderConfig) -> dict[str, str | tuple[str, ...]]:
     for side, last in (("encoder", 1), ("decoder", 2)):
         ours, theirs = f"{side}.layers.{{}}", f"{side}.block.{{}}.layer"
         dense = f"{theirs}.{last}.DenseReluDense"
-        gated = config.encoder.feedforward.activation == "geglu_tanh"
+        gated = transformer(config.encoder).feedforward.activation == "geglu_tanh"
         table |= {
             f"{side}.position": f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias",
             f"{side}.norm": f"{side}.final_layer_norm",

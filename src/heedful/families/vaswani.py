@@ -9,16 +9,16 @@ from torch import Tensor
 
 from heedful.families import Family, State
 from heedful.families.marian import names, read_config, write_config
-from heedful.model.encoder_decoder import EncoderDecoderConfig
+from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.heads import VocabularyConfig
 from heedful.model.multihead import MultiHeadConfig
 from heedful.model.position.sinusoidal import SinusoidalConfig
-from heedful.model.stack import StackConfig
+from heedful.model.stack.transformer import TransformerConfig
 
 
 def vaswani(*, vocab: int, width: int, hidden: int, heads: int, layers: int, dropout: float) -> EncoderDecoderConfig:
-    stack = StackConfig(
+    stack = TransformerConfig(
         layers=layers,
         attention=MultiHeadConfig(heads=heads),
         feedforward=FeedForwardConfig(hidden=hidden),

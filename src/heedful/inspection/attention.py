@@ -7,7 +7,7 @@ from torch import Tensor
 
 from heedful.data.padding import pad
 from heedful.model.multihead import CrossAttention, SelfAttention
-from heedful.model.record import recorded
+from heedful.model.record import Recorded, recorded
 from heedful.text.tokenizer import BOS, EOS, Tokenizer
 from heedful.translator import Translator
 
@@ -39,6 +39,8 @@ class Attention:
             raise ValueError(f"attention {kind!r} is not one of {', '.join(KINDS)}")
         rows = {"cross": self.target, "encoder": self.source, "decoder": self.read}[kind]
         weights: Tensor = getattr(self, kind)
+        if not len(weights):
+            raise ValueError(f"this model's {kind} attention has no weights to show")
         return weights, rows, self.read if kind == "decoder" else self.source
 
 
@@ -57,10 +59,17 @@ def look(translator: Translator, source: str, target: list[int] | None = None) -
     return Attention(
         source=[*_shown(translator.source, tokens), END],
         target=[*_shown(translator.target, target), END],
-        encoder=torch.stack([one.weights()[0] for one in own["encoder"]]).float().cpu(),
-        decoder=torch.stack([one.weights()[0] for one in own["decoder"]]).float().cpu(),
-        cross=torch.stack([one.weights()[0] for one in crosses]).float().cpu(),
+        encoder=stacked(own["encoder"]),
+        decoder=stacked(own["decoder"]),
+        cross=stacked(crosses),
     )
+
+
+def stacked(attentions: list[Recorded]) -> Tensor:
+    """The weights of the first text: layers heads query key. Where some attention has none to show, no layers."""
+    found = [one.weights() for one in attentions]
+    shown = [weights[0].float().cpu() for weights in found if weights is not None]
+    return torch.stack(shown) if shown and len(shown) == len(found) else torch.zeros(0, 0, 0, 0)
 
 
 def _shown(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:

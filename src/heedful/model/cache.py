@@ -61,7 +61,7 @@ class KeyValueCache:
         return room
 
 
-class Cache:
+class LayersCache:
     """What a stack of layers remembers: one cache a layer, and the positions of the tokens so far."""
 
     def __init__(self, layers: list[LayerCache]) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from pydantic import field_validator
 from torch import Tensor, nn
@@ -78,7 +77,7 @@ class FeedForward(nn.Module):
             return feed(x, self.input, self.output, self.activation)
         if self.kernel == 1:
             return self.output(self._hidden(x))
-        visible = _visible_neighbours(x, mask, self.kernel)
+        visible = mask.neighbours(x.shape[1], self.kernel, x.device)
         hidden = self._hidden(_neighbours(x, visible))
         return self.output(_neighbours(hidden, visible))
 
@@ -104,20 +103,6 @@ class FeedForward(nn.Module):
             hidden = self.function(inner)
         dropped: Tensor = self.dropout(hidden)
         return dropped
-
-
-def _visible_neighbours(x: Tensor, mask: Mask, kernel: int) -> Tensor:
-    """(batch or 1) query kernel: whether each neighbour is there, is real and is of the same text."""
-    query = x.shape[1]
-    offsets = torch.arange(kernel, device=x.device) - kernel // 2
-    places = torch.arange(query, device=x.device)[:, None] + offsets  # query kernel
-    inside = (places >= 0) & (places < query)
-    places = places.clamp(0, query - 1)
-    dense = mask.dense(query, query, x.device)
-    if dense is None:
-        return inside[None]
-    seen = dense[:, 0].expand(-1, query, -1).gather(-1, places.expand(len(dense), -1, -1))
-    return seen & inside
 
 
 def _neighbours(x: Tensor, visible: Tensor) -> Tensor:

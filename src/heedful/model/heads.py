@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
 from heedful.model.dropout import Dropout
-from heedful.model.embedding import Embedding
 from heedful.model.feedforward import FUNCTIONS
+from heedful.model.input.tokens import Tokens
 from heedful.model.kernels import Panels, suits
 from heedful.model.linear import Linear, linear_parameters
 from heedful.model.norm import NormConfig
@@ -35,6 +35,10 @@ class VocabularyConfig(Config):
         lower = linear_parameters(width, table_width, bias=True) if table_width != width else 0
         return own + lower + (vocab if self.bias else 0)
 
+    def flops(self, *, width: int, table_width: int, vocab: int) -> int:
+        lower = 2 * width * table_width if table_width != width else 0
+        return lower + 2 * table_width * vocab
+
 
 class Vocabulary(nn.Module):
     """States -> a score for each word: logits = W h + b.      Press and Wolf 2017 for W = the embedding table
@@ -46,18 +50,18 @@ class Vocabulary(nn.Module):
         super().__init__()
         self.factor = width**-0.5 if config.scale else 1.0
         self.lower = Linear(width, table_width) if table_width != width else nn.Identity()
-        self.table = None if tied else Embedding(vocab, table_width, scale=False)
+        self.table = None if tied else Tokens(vocab, table_width, scale=False)
         self.bias = nn.Parameter(torch.zeros(vocab)) if config.bias else None
 
-    def forward(self, states: Tensor, table: Embedding) -> Tensor:
+    def forward(self, states: Tensor, table: Tokens) -> Tensor:
         logits = (self.table or table).project(self._lowered(states))
         return logits if self.bias is None else logits + self.bias
 
-    def linear(self, states: Tensor, table: Embedding) -> tuple[Tensor, Tensor, Tensor | None]:
+    def linear(self, states: Tensor, table: Tokens) -> tuple[Tensor, Tensor, Tensor | None]:
         """(h, W, b) such that the scores are W h + b: for a loss that wants to compute them in its own way."""
         return self._lowered(states), (self.table or table).weight, self.bias
 
-    def narrowed(self, table: Embedding, words: Tensor) -> Callable[[Tensor], Tensor]:
+    def narrowed(self, table: Tokens, words: Tensor) -> Callable[[Tensor], Tensor]:
         """A head for these words only; it copies their rows once."""
         rows = (self.table or table).rows(words)
         bias = None if self.bias is None else self.bias[words]
@@ -92,7 +96,7 @@ class MaskedLm(nn.Module):
         self.norm = norm.build(table_width)
         self.bias = nn.Parameter(torch.zeros(vocab))
 
-    def forward(self, states: Tensor, table: Embedding) -> Tensor:
+    def forward(self, states: Tensor, table: Tokens) -> Tensor:
         return table.project(self.norm(self.function(self.dense(states)))) + self.bias
 
 

@@ -1,4 +1,8 @@
-"""First weights, set from outside: a model is built without a thought for them."""
+"""First weights, set from outside: a model is built without a thought for them.
+
+The schemes know norms, biases, linear maps and tables. A part with anything else (random features, convolutions, gates)
+has a method `first_weights()` that sets its own parameters and buffers, called after the scheme.
+"""
 
 import math
 from collections.abc import Callable
@@ -7,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from heedful.model.embedding import Embedding
 from heedful.model.feedforward import FeedForward
+from heedful.model.input.tokens import Tokens
 from heedful.model.linear import FusedLinear
 from heedful.model.multihead import CrossAttention, SelfAttention
 
@@ -25,6 +29,10 @@ def initialise(model: nn.Module, scheme: Scheme) -> None:
         if name.endswith("bias"):
             nn.init.zeros_(parameter)
     SCHEMES[scheme](model)
+    for module in model.modules():
+        own = getattr(module, "first_weights", None)
+        if own is not None:
+            own()
 
 
 def _xavier(model: nn.Module) -> None:
@@ -94,4 +102,4 @@ def _tables(model: nn.Module) -> list[Tensor]:
 
 
 def _width(model: nn.Module) -> int:
-    return next(module.weight.shape[-1] for module in model.modules() if isinstance(module, Embedding))
+    return next(module.weight.shape[-1] for module in model.modules() if isinstance(module, Tokens))

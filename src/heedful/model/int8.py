@@ -7,7 +7,8 @@ not for training it.
 
 from torch import Tensor, nn
 
-from heedful.model.embedding import Embedding
+from heedful.model.input import Input
+from heedful.model.input.tokens import Tokens
 from heedful.model.kernels import Panels
 from heedful.model.linear import FusedLinear
 from heedful.model.surgery import replace_modules
@@ -21,7 +22,7 @@ def quantize_int8(model: nn.Module, *, least: int = LARGE) -> int:
 
 
 def _quantised(module: nn.Module, least: int) -> nn.Module | None:
-    if not isinstance(module, nn.Linear | Embedding) or module.weight.numel() < least:
+    if not isinstance(module, nn.Linear | Tokens) or module.weight.numel() < least:
         return None
     if isinstance(module, FusedLinear):
         return Int8Linear(module, parts=module.parts)
@@ -42,15 +43,18 @@ class Int8Linear(nn.Module):
         return result if self.parts is None else result.split(self.parts, dim=-1)
 
 
-class Int8Embedding(nn.Module):
+class Int8Embedding(Input):
     """A table in int8, to read from and to project with."""
 
-    def __init__(self, table: Embedding) -> None:
+    def __init__(self, table: Tokens) -> None:
         super().__init__()
         self.factor = table.factor
         self.panels = Panels(table.weight, int8=True)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, source: Tensor, *, valid: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        return self.embed(source), valid
+
+    def embed(self, tokens: Tensor) -> Tensor:
         return self.rows(tokens) * self.factor
 
     def rows(self, tokens: Tensor) -> Tensor:

@@ -6,10 +6,9 @@ from torch import Tensor, nn
 
 from heedful.model.cache import LayerCache
 from heedful.model.feedforward import FeedForward
-from heedful.model.mask import Mask
 from heedful.model.multihead import CrossAttention, KeyValue, SelfAttention
-from heedful.model.position import Where
 from heedful.model.residual import Residual
+from heedful.model.sight import Sight
 
 
 class Layer(nn.Module):
@@ -34,14 +33,13 @@ class Layer(nn.Module):
         self,
         x: Tensor,
         *,
-        mask: Mask,
-        where: Where,
+        sight: Sight,
         memory: KeyValue | None = None,
-        memory_mask: Mask | None = None,
+        memory_sight: Sight | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        x = self.attention_residual(x, lambda x: self.attention(x, mask=mask, where=where, cache=cache))
+        x = self.attention_residual(x, lambda x: self.attention(x, sight=sight, cache=cache))
         cross = self.cross
         if cross is not None and self.cross_residual is not None:
-            x = self.cross_residual(x, lambda x: cross(x, memory=memory, mask=memory_mask))
-        return self.feedforward_residual(x, lambda x: self.feedforward(x, mask=mask))
+            x = self.cross_residual(x, lambda x: cross(x, memory=memory, sight=memory_sight))
+        return self.feedforward_residual(x, lambda x: self.feedforward(x, mask=sight.mask))

@@ -12,14 +12,25 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Mask:
-    """The facts; each one given removes sight, except `prefix`, which gives back what `causal` took.
+class Blocks:
+    """Which blocks of `size` neighbouring keys each block of queries sees.  seen: (heads or 1) query_blocks
+    key_blocks"""
 
-    causal      a query sees no key after itself
-    key_valid   batch key; False = padding, seen by nobody
-    window      a query sees keys fewer than `window` places away, itself included
-    segments    batch key; several texts packed into one row: each sees only itself
-    prefix      batch; under `causal`, the first `prefix` keys are seen by all (prefix language model)
+    size: int
+    seen: Tensor
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The facts. Each one given removes sight, except `prefix` and `global_tokens`, which give some back.
+
+    causal          a query sees no key after itself
+    key_valid       batch key; False = padding, seen by nobody
+    window          a query sees keys fewer than `window` places away, itself included
+    blocks          a query sees the keys of certain blocks only
+    global_tokens   batch key; True = sees all and is seen by all, whatever `window` and `blocks` say
+    segments        batch key; several texts packed into one row: each sees only itself
+    prefix          batch; under `causal`, the first `prefix` keys are seen by all (prefix language model)
     """
 
     causal: bool = False
@@ -27,9 +38,12 @@ class Mask:
     window: int | None = None
     segments: Tensor | None = None
     prefix: Tensor | None = None
+    global_tokens: Tensor | None = None
+    blocks: Blocks | None = None
     # The layers of a stack share one mask: its dense forms are made once for all of them.
-    _dense: dict[tuple[int, int], Tensor | None] = field(default_factory=dict, compare=False, repr=False)
-    _hiding: dict[tuple[int, int], Tensor | None] = field(default_factory=dict, compare=False, repr=False)
+    _made: dict[tuple[str, int, int, torch.device], Tensor | None] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         if self.prefix is not None and not self.causal:
@@ -37,33 +51,47 @@ class Mask:
         if self.window is not None and self.window < 1:
             raise ValueError(f"window {self.window} sees nothing; choose 1 (itself) or more")
 
+    def facts(self) -> frozenset[str]:
+        """The names of the facts it states, padding aside: what a mix must support."""
+        named = ("window", "segments", "prefix", "global_tokens", "blocks")
+        given = {name for name in named if getattr(self, name) is not None}
+        return frozenset(given | ({"causal"} if self.causal else set()))
+
     def is_plain_causal(self, query: int, key: int) -> bool:
         """Whether the kernels' own causal flag says it all."""
-        others = (self.key_valid, self.window, self.segments, self.prefix)
-        return self.causal and query == key and query > 1 and all(fact is None for fact in others)
+        return self.key_valid is None and self.facts() == {"causal"} and query == key and query > 1
 
     def dense(self, query: int, key: int, device: torch.device) -> Tensor | None:
-        """(batch or 1) 1 (query or 1) key; None where everybody sees everything."""
-        if (query, key) not in self._dense:
-            self._dense[query, key] = self._make(query, key, device)
-        return self._dense[query, key]
+        """(batch or 1) (heads or 1) (query or 1) key; None where everybody sees everything."""
+        place = ("dense", query, key, device)
+        if place not in self._made:
+            self._made[place] = self._make(query, key, device)
+        return self._made[place]
 
-    def hiding(self, query: int, key: int, device: torch.device) -> Tensor | None:
-        """Its dense form, to be added to scores: 0 where a query may look, -inf where not. None where it may look
-        nowhere: there a softmax of what is hidden would not be a number."""
-        if (query, key) not in self._hiding:
+    def additive(self, query: int, key: int, device: torch.device) -> Tensor | None:
+        """To be added to scores: 0 where a query may look, -inf where not. None where some query may look nowhere:
+        there a softmax of the sum would not be a number."""
+        place = ("additive", query, key, device)
+        if place not in self._made:
             visible = self.dense(query, key, device)
-            self._hiding[query, key] = None
+            self._made[place] = None
             if visible is None:
-                self._hiding[query, key] = torch.zeros(1, 1, 1, 1, device=device)
+                self._made[place] = torch.zeros(1, 1, 1, 1, device=device)
             elif bool(visible.any(-1).all()):
-                self._hiding[query, key] = torch.zeros(visible.shape, device=device).masked_fill_(~visible, -torch.inf)
-        return self._hiding[query, key]
+                self._made[place] = torch.zeros(visible.shape, device=device).masked_fill_(~visible, -torch.inf)
+        return self._made[place]
 
-    def additive(self, query: int, key: int, bias: Tensor) -> Tensor:
-        """The bias with -inf where a query may not look."""
-        visible = self.dense(query, key, bias.device)
-        return bias if visible is None else bias.masked_fill(~visible, -torch.inf)
+    def neighbours(self, length: int, kernel: int, device: torch.device) -> Tensor:
+        """(batch or 1) length kernel: whether each of the `kernel` places around a place is there, is real and is of
+        the same text. Made without a matrix of all places."""
+        places = torch.arange(length, device=device)[:, None] + torch.arange(kernel, device=device) - kernel // 2
+        seen = ((places >= 0) & (places < length))[None]
+        places = places.clamp(0, length - 1)
+        if self.key_valid is not None:
+            seen = seen & self.key_valid[:, places]
+        if self.segments is not None:
+            seen = seen & (self.segments[:, places] == self.segments[:, :, None])
+        return seen
 
     def _make(self, query: int, key: int, device: torch.device) -> Tensor | None:
         key_index = torch.arange(key, device=device)
@@ -72,8 +100,16 @@ class Mask:
         if self.causal and query > 1:  # the last query has no future
             past = (distance >= 0)[None, None]
             facts.append(past if self.prefix is None else past | (key_index < self.prefix[:, None])[:, None, None])
+        near = []
         if self.window is not None:
-            facts.append((distance.abs() < self.window)[None, None])
+            near.append((distance.abs() < self.window)[None, None])
+        if self.blocks is not None:
+            block = key_index // self.blocks.size
+            near.append(self.blocks.seen[:, block[key - query :]][:, :, block][None])
+        if near and self.global_tokens is not None:
+            everywhere = self.global_tokens[:, None, None] | self.global_tokens[:, None, key - query :, None]
+            near = [reduce(torch.logical_and, near) | everywhere]
+        facts += near
         if self.segments is not None:
             facts.append((self.segments[:, key - query :, None] == self.segments[:, None])[:, None])
         if self.key_valid is not None:

@@ -1,24 +1,25 @@
 """Many heads around one mix: project, split, rotate, mix, merge, project.      Vaswani et al. 2017, section 3.2.2"""
 
-from pydantic import Field, SerializeAsAny, model_validator
+from typing import Any
+
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
-from heedful.model.attention import MixConfig
+from heedful.model.attention import HeadShape, MixConfig, refuse_unsupported
 from heedful.model.attention.softmax import SoftmaxConfig
 from heedful.model.cache import LayerCache
 from heedful.model.linear import FusedLinear, Linear, linear_parameters
-from heedful.model.mask import Mask
-from heedful.model.position import Where
 from heedful.model.position.rotary import rotate
+from heedful.model.sight import Sight
 
 KeyValue = tuple[Tensor, Tensor]  # batch kv_heads source head
 
 
 class MultiHeadConfig(Config):
     """`kv_heads` below `heads` shares keys and values: 1 is multi-query (Shazeer 2019), between is grouped-query
-    (Ainslie et al. 2023). `window` lets a token see only those fewer than that many places away. `scaled` off is T5's:
-    the factor 1/sqrt(head_width) is left out.
+    (Ainslie et al. 2023). `window` lets a token see only those fewer than that many places away; a list gives each
+    layer its own, null = all. `scaled` off is T5's: the factor 1/sqrt(head_width) is left out.
     """
 
     heads: Size = 8
@@ -27,9 +28,17 @@ class MultiHeadConfig(Config):
     bias: bool = True
     output_bias: bool = True
     dropout: Probability = 0.0
-    window: Size | None = None
+    window: Size | tuple[Size | None, ...] | None = None
     scaled: bool = True
     mix: SerializeAsAny[MixConfig] = Field(default_factory=SoftmaxConfig)
+
+    @field_validator("window", mode="before")
+    @classmethod
+    def _windows_see_something(cls, window: Any) -> Any:
+        for size in window if isinstance(window, list | tuple) else [window]:
+            if isinstance(size, int) and size < 1:
+                raise ValueError(f"window {size} sees nothing; choose 1 (itself) or more")
+        return window
 
     @model_validator(mode="after")
     def _groups_are_whole(self) -> "MultiHeadConfig":
@@ -52,58 +61,124 @@ class MultiHeadConfig(Config):
             )
         return self.head_width or width // self.heads
 
-    def parts(self, width: int) -> tuple[int, int, int]:
-        """How many numbers the queries, the keys and the values of a token have."""
+    def shape(
+        self,
+        width: int,
+        *,
+        causal: bool = False,
+        cross: bool = False,
+        layer: int = 0,
+        length: int | None = None,
+    ) -> HeadShape:
+        """What the mix of a layer is built for, in a model of this width."""
         head = self.head_width_in(width)
-        return self.heads * head, self.kv_head_count * head, self.kv_head_count * head
+        return HeadShape(
+            heads=self.heads,
+            kv_heads=self.kv_head_count,
+            head=head,
+            causal=causal,
+            cross=cross,
+            length=length,
+            window=self.window_of(layer),
+            scale=head**-0.5 if self.scaled else 1.0,
+            dropout=self.dropout,
+        )
 
-    def parameters(self, width: int) -> int:
-        parts = self.parts(width)
-        return linear_parameters(width, sum(parts), self.bias) + linear_parameters(parts[0], width, self.output_bias)
+    def window_of(self, layer: int) -> int | None:
+        return self.window[layer] if isinstance(self.window, tuple) else self.window
+
+    def check(
+        self,
+        width: int,
+        *,
+        layers: int,
+        causal: bool,
+        cross: bool = False,
+        length: int | None = None,
+        asked: frozenset[str] = frozenset(),
+    ) -> None:
+        """Raise ValueError where the mix does not fit, or does not support what is asked of it."""
+        if isinstance(self.window, tuple) and len(self.window) != layers:
+            raise ValueError(f"window lists {len(self.window)} layers, but there are {layers}; give one for each")
+        if self.window is not None and cross:
+            raise ValueError("cross attention cannot have a window: source and target places are not aligned; drop it")
+        asked |= {"groups"} if self.kv_head_count < self.heads else set()
+        asked |= {"window"} if self.window is not None else set()
+        asked |= {"causal"} if causal else set()
+        asked |= {"cross"} if cross else set()
+        refuse_unsupported(self.mix, asked)
+        for layer in range(layers):
+            self.mix.check(self.shape(width, causal=causal, cross=cross, layer=layer, length=length))
+
+    def for_cross(self) -> "MultiHeadConfig":
+        """The same for looking at a memory: without its window, and with a mix that can."""
+        mix = self.mix if "cross" in self.mix.supports else SoftmaxConfig()
+        return self.model_copy(update={"window": None, "mix": mix})
+
+    def parts(self, width: int, names: tuple[str, ...] | None = None) -> tuple[int, ...]:
+        """How many numbers the projections of a token have: queries, keys and values, or what the mix asks for."""
+        head = self.head_width_in(width)
+        names = self.mix.projections if names is None else names
+        return tuple(head * (self.heads if name.startswith("query") else self.kv_head_count) for name in names)
+
+    def parameters(self, width: int, *, cross: bool = False) -> int:
+        """The projections of one layer; the mix counts its own."""
+        parts = self.parts(width, ("query", "key", "value") if cross else None)
+        output = linear_parameters(self.heads * self.head_width_in(width), width, self.output_bias)
+        return linear_parameters(width, sum(parts), self.bias) + output
 
 
 class SelfAttention(nn.Module):
     """Queries, keys and values from one input, so one product makes all three."""
 
-    def __init__(self, config: MultiHeadConfig, width: int) -> None:
+    def __init__(self, config: MultiHeadConfig, width: int, shape: HeadShape) -> None:
         super().__init__()
-        self.head = config.head_width_in(width)
+        self.head = shape.head
+        self.names = config.mix.projections
         self.query_key_value = FusedLinear(width, config.parts(width), bias=config.bias)
-        self.mix = config.mix.build(scale=_scale(config, self.head), dropout=config.dropout)
-        self.output = Linear(config.heads * self.head, width, bias=config.output_bias)
+        self.mix = config.mix.build(shape)
+        self.output = Linear(shape.heads * shape.head, width, bias=config.output_bias)
 
-    def forward(self, x: Tensor, *, mask: Mask, where: Where, cache: LayerCache | None = None) -> Tensor:
-        query, key, value = (split_heads(part, self.head) for part in self.query_key_value(x))
-        if where.rotation is not None:
-            query, key = rotate(query, where.rotation), rotate(key, where.rotation)
-        mixed = self.mix(query, key, value, mask=mask, bias=where.bias, cache=cache)
+    def forward(self, x: Tensor, *, sight: Sight, cache: LayerCache | None = None) -> Tensor:
+        parts = [split_heads(part, self.head) for part in self.query_key_value(x)]
+        query, key, value, *others = parts if self.names[:3] == ("query", "key", "value") else self._ordered(parts)
+        rotation = sight.rotation()
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        mixed = self.mix(query, key, value, sight=sight, cache=cache, others=tuple(others))
         return self.output(merge_heads(mixed))
+
+    def _ordered(self, parts: list[Tensor]) -> list[Tensor]:
+        """Query, key, value and the others, of projections in any order; without queries the keys serve."""
+        named = dict(zip(self.names, parts, strict=True))
+        first = [named.get("query", named["key"]), named["key"], named["value"]]
+        return first + [part for name, part in named.items() if name not in ("query", "key", "value")]
 
 
 class CrossAttention(nn.Module):
     """Queries from the decoder, keys and values from the encoder's output: those are made once per source."""
 
-    def __init__(self, config: MultiHeadConfig, width: int) -> None:
+    def __init__(self, config: MultiHeadConfig, width: int, shape: HeadShape) -> None:
         super().__init__()
-        queries, keys, values = config.parts(width)
-        self.head = config.head_width_in(width)
+        queries, keys, values = config.parts(width, ("query", "key", "value"))
+        self.head = shape.head
         self.query = Linear(width, queries, bias=config.bias)
         self.key_value = FusedLinear(width, (keys, values), bias=config.bias)
-        self.mix = config.mix.build(scale=_scale(config, self.head), dropout=config.dropout)
-        self.output = Linear(config.heads * self.head, width, bias=config.output_bias)
+        self.mix = config.mix.build(shape)
+        self.output = Linear(shape.heads * shape.head, width, bias=config.output_bias)
 
     def read(self, states: Tensor) -> KeyValue:
         """The keys and values of the encoder's output (batch source width)."""
         key, value = (split_heads(part, self.head) for part in self.key_value(states))
         return key, value
 
-    def forward(self, x: Tensor, *, memory: KeyValue, mask: Mask) -> Tensor:
+    def forward(self, x: Tensor, *, memory: KeyValue, sight: Sight) -> Tensor:
         """x: rows query width, where rows = batch x beam. The beams of a sentence share its keys and values without a
         copy: to an attention that is not causal, they are just more queries."""
         rows, query, width = x.shape
         key, value = memory
         x = x.reshape(len(key), -1, width)  # batch beam*query width
-        mixed = self.mix(split_heads(self.query(x), self.head), key, value, mask=mask)
+        mixed = self.mix(split_heads(self.query(x), self.head), key, value, sight=sight)
         return self.output(merge_heads(mixed)).reshape(rows, query, width)
 
 
@@ -119,7 +194,3 @@ def merge_heads(x: Tensor) -> Tensor:
 
 def divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-
-
-def _scale(config: MultiHeadConfig, head: int) -> float:
-    return head**-0.5 if config.scaled else 1.0

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from heedful.model import kernels
+from heedful.model.architecture import Model
+from heedful.model.architecture.encoder_decoder import EncoderDecoder
 from heedful.model.attention.softmax import Softmax
 from heedful.model.dropout import Dropout
-from heedful.model.embedding import Embedding
-from heedful.model.encoder_decoder import EncoderDecoder
 from heedful.model.feedforward import FUNCTIONS, FeedForward
 from heedful.model.fused import KINDS, is_watched
 from heedful.model.heads import Vocabulary
+from heedful.model.input.tokens import Tokens
 from heedful.model.int8 import Int8Embedding, Int8Linear
 from heedful.model.kernels import Panels, floats
 from heedful.model.layer import Layer
@@ -28,22 +29,34 @@ from heedful.model.position import Position
 from heedful.model.position.learned import Learned
 from heedful.model.position.sinusoidal import Sinusoidal
 from heedful.model.residual import Residual
-from heedful.model.stack import Stack, StackConfig
+from heedful.model.stack.transformer import Transformer, TransformerConfig
 
 # What native/ can do, and nothing that only derives from it.
-PARTS = {Stack, Layer, SelfAttention, CrossAttention, Softmax, FeedForward, Residual, Dropout, Position, Sinusoidal}
+PARTS = {
+    Transformer,
+    Layer,
+    SelfAttention,
+    CrossAttention,
+    Softmax,
+    FeedForward,
+    Residual,
+    Dropout,
+    Position,
+    Sinusoidal,
+}
 PARTS |= {Learned, nn.Linear, Linear, FusedLinear, Int8Linear, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.ModuleList}
-PARTS |= {Embedding, Int8Embedding, Vocabulary, EncoderDecoder}
+PARTS |= {Tokens, Int8Embedding, Vocabulary, EncoderDecoder}
 NUMBERS = {FUNCTIONS[name]: number for number, name in enumerate(KINDS)}  # of the functions, as C has them
 LONG = 128  # source tokens from which on torch's products of whole sentences are faster than rows one by one
 
 
-def quick(model: EncoderDecoder) -> "Quick | None":
+def quick(model: Model) -> "Quick | None":
     """For a model that is not being trained: its weights are copied, and copied anew when torch says that they have
     changed, which a fused optimizer does not (the training loop makes up for it)."""
-    if kernels.NATIVE is None or not _has_known_parts(model):
+    if not isinstance(model, EncoderDecoder) or kernels.NATIVE is None or not _has_known_parts(model):
         return None
-    return Quick(model) if _has_known_sizes(model.decoder, model.config.decoder, model.config.width) else None
+    known = _has_known_sizes(model.decoder, model.config.decoder, model.config.width)
+    return Quick(model) if known else None
 
 
 def _has_known_parts(model: EncoderDecoder) -> bool:
@@ -59,7 +72,7 @@ def _are_known(modules: list[nn.Module]) -> bool:
     return all(type(one) in PARTS and not is_watched(one) for one in modules)
 
 
-def _has_known_sizes(stack: Stack, config: StackConfig, width: int) -> bool:
+def _has_known_sizes(stack: Transformer, config: TransformerConfig, width: int) -> bool:
     """Of a stack with known parts. One style for all its layers, and that of its config."""
     layers = stack.each_layer()
     attentions = [part for layer in layers for part in (layer.attention, layer.cross) if part is not None]
@@ -70,7 +83,7 @@ def _has_known_sizes(stack: Stack, config: StackConfig, width: int) -> bool:
     kind = nn.RMSNorm if config.norm.kind == "rms" else nn.LayerNorm
     return all(
         (
-            stack.window is None and isinstance(stack.lift, nn.Identity),
+            not any(stack.windows) and isinstance(stack.lift, nn.Identity),
             all(one.kv_head_count == one.heads for one in (config.attention, config.cross_attention)),
             all(part.output.in_features == width and part.head % 8 == 0 for part in attentions),
             len({cast(Softmax, layer.attention.mix).scale for layer in layers}) == 1,
@@ -121,7 +134,9 @@ def _at(tensor: Tensor | None) -> int:
 class _Layout:
     """A stack, as native/ goes through it. What it points to is held here, and never changed."""
 
-    def __init__(self, stack: Stack, config: StackConfig, width: int, table: Embedding | Int8Embedding) -> None:
+    def __init__(
+        self, stack: Transformer, config: TransformerConfig, width: int, table: Tokens | Int8Embedding
+    ) -> None:
         self.stack, self.width, self.factor = stack, width, table.factor
         self.table = table.panels if isinstance(table, Int8Embedding) else table.weight.detach()
         layers = stack.each_layer()
@@ -194,7 +209,7 @@ class Quick:
         if _are_known(list(model.encoder.modules())) and _has_known_sizes(model.encoder, config.encoder, width):
             self.encoder = _Layout(model.encoder, config.encoder, width, model.embedding)
         self.decoder = _Layout(model.decoder, config.decoder, width, model.target_table)
-        head, table = model.head, cast(Embedding | Int8Embedding, model.head.table or model.target_table)
+        head, table = model.head, cast(Tokens | Int8Embedding, model.head.table or model.target_table)
         self.last: Panels | None = None
         if isinstance(head.lower, nn.Identity) and head.factor == 1.0:
             if isinstance(table, Int8Embedding):
@@ -210,7 +225,7 @@ class Quick:
         hiding = floats(sentences, read + -read % 8).fill_(-torch.inf)
         hiding[:, :read] = 0.0 if valid is None else floats(*valid.shape).zero_().masked_fill_(~valid, -torch.inf)
         if self.encoder is None or read > LONG:
-            states = self.model.encoder(self.model.embedding(source), valid=valid).flatten(0, 1).contiguous()
+            states = self.model.encoder(self.model.embedding.embed(source), valid=valid).flatten(0, 1).contiguous()
         else:
             states = _encode(self.encoder, source, hiding)
         return Writing(self, states, hiding, length)

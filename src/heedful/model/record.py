@@ -1,5 +1,6 @@
 """What the attentions look at, seen from outside: the model runs as ever, fast kernels and all, and its queries and
-keys are noted in passing. Weights are computed from them afterwards, by the plain formula, only for what is asked."""
+keys are noted in passing. Weights are computed from them afterwards, by the mix that used them, only for what is
+asked."""
 
 import threading
 from collections.abc import Iterator
@@ -9,32 +10,38 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from heedful.model.attention.reference import Reference
-from heedful.model.mask import Mask
+from heedful.model.attention import Mix
 from heedful.model.multihead import CrossAttention, SelfAttention
+from heedful.model.sight import Sight
 
 
 @dataclass(frozen=True)
-class Glance:
+class Recorded:
     """One attention at work in one pass; `name` is its place in the model (`decoder.layers.2.cross`)."""
 
     name: str
+    mix: Mix
     query: Tensor  # batch heads query head
     key: Tensor  # batch kv_heads key head
-    mask: Mask
-    bias: Tensor | None
-    scale: float
+    sight: Sight
 
-    def weights(self) -> Tensor:
-        """How much each query looks at each key: batch heads query key."""
-        return Reference(self.scale, 0.0).weights(self.query, self.key, mask=self.mask, bias=self.bias)
+    def weights(self) -> Tensor | None:
+        """How much each query looked at each key: batch heads query key. None where this attention has no weights."""
+        return self.mix.weights(self.query, self.key, sight=self.sight)
+
+    def shown_weights(self) -> Tensor:
+        """The same, for a picture that cannot do without."""
+        weights = self.weights()
+        if weights is None:
+            raise ValueError(f"{self.name} ({type(self.mix).__name__.lower()}) has no weights to show")
+        return weights
 
 
 @contextmanager
-def recorded(model: nn.Module, kind: type[SelfAttention] | type[CrossAttention]) -> Iterator[list[Glance]]:
+def recorded(model: nn.Module, kind: type[SelfAttention] | type[CrossAttention]) -> Iterator[list[Recorded]]:
     """Note what the attentions of one kind do while the block runs. For passes without a cache. Passes that other
     threads make meanwhile are none of our business."""
-    seen: list[Glance] = []
+    seen: list[Recorded] = []
     hooks = []
     mine = threading.get_ident()
     for name, module in model.named_modules():
@@ -45,7 +52,7 @@ def recorded(model: nn.Module, kind: type[SelfAttention] | type[CrossAttention])
             ) -> None:
                 if threading.get_ident() != mine or options is None:  # None: of another thread, and just removed
                     return
-                seen.append(Glance(name, inputs[0], inputs[1], options["mask"], options.get("bias"), float(mix.scale)))
+                seen.append(Recorded(name, mix, inputs[0], inputs[1], options["sight"]))
 
             hooks.append(module.mix.register_forward_pre_hook(note, with_kwargs=True))
     try:

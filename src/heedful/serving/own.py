@@ -11,7 +11,9 @@ from starlette.requests import Request
 
 from heedful.decoding.beam import History
 from heedful.decoding.generation import GenerationConfig
-from heedful.inspection.attention import look
+from heedful.inspection.attention import look, stacked
+from heedful.model.multihead import CrossAttention, SelfAttention
+from heedful.model.record import recorded
 from heedful.serving.context import Context, clean
 from heedful.serving.engine import Settings
 from heedful.serving.libretranslate import REFUSALS
@@ -149,13 +151,14 @@ def routes(context: Context) -> APIRouter:
 def _described(model: Translating | Writing) -> dict[str, Any]:
     if isinstance(model, Writing):
         return {"name": model.name, "kind": "language model"}
+    crosses = [module for module in model.translator.models[0].modules() if isinstance(module, CrossAttention)]
     return {
         "name": model.name,
         "kind": "translator",
         "source": model.source,
         "target": model.target,
-        "layers": len(model.translator.models[0].decoder.layers),
-        "heads": model.translator.models[0].config.decoder.attention.heads,
+        "layers": len(crosses),
+        "heads": crosses[0].query.out_features // crosses[0].head if crosses else 0,
         "waiting": model.engine.waiting,
     }
 
@@ -257,16 +260,14 @@ def _rounded(weights: torch.Tensor) -> list[Any]:
 
 @torch.inference_mode()
 def _next(writing: Writing, text: str, top: int) -> dict[str, Any]:
-    from heedful.model.multihead import SelfAttention
-    from heedful.model.record import recorded
     from heedful.text.tokenizer import BOS
 
     generator = writing.generator
     tokens = (generator.tokenizer.encode([text])[0] or [BOS])[-min(MOST_TOKENS, generator.limit or MOST_TOKENS) :]
-    with recorded(generator.model, SelfAttention) as glances:
+    with recorded(generator.model, SelfAttention) as attentions:
         logits = generator.model(torch.tensor([tokens], device=generator.device))[0, -1].float()
     values, places = logits.softmax(-1).topk(min(top, len(logits)))
-    weights = torch.stack([glance.weights()[0] for glance in glances]).float().cpu()
+    weights = stacked(attentions)
     shown = [one["text"] for one in tokens_of(generator.tokenizer, tokens)]
     return {
         "tokens": tokens_of(generator.tokenizer, tokens),

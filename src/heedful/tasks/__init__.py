@@ -9,7 +9,7 @@ import torch
 
 from heedful.config import PartConfig
 from heedful.data.prepare import Prepared
-from heedful.model.models import Model
+from heedful.model.architecture import Model
 from heedful.objectives import Loss
 
 

@@ -15,9 +15,8 @@ from heedful.data.store import Store
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.greedy import greedy
 from heedful.decoding.rules import Rules
-from heedful.decoding.stepper import DecoderOnlyStepper
-from heedful.model.decoder_only import DecoderOnly
-from heedful.model.models import Model
+from heedful.decoding.stepper import PromptStepper
+from heedful.model.architecture import LanguageModel, Model
 from heedful.objectives import Loss, cross_entropy, vocabulary_cross_entropy
 from heedful.tasks import Scores, Task, TaskConfig
 from heedful.text.tokenizer import BOS, EOS
@@ -93,15 +92,15 @@ class CausalLm:
         return self._windows(self.train, rows, self.context)
 
     def loss(self, model: Model, batch: TextBatch, *, smoothing: float) -> Loss:
-        assert isinstance(model, DecoderOnly)
+        assert isinstance(model, LanguageModel)
         states = model.decode(batch.tokens, segments=batch.segments)
         states, weight, bias = model.last_linear(states.flatten(0, 1))
         return vocabulary_cross_entropy(states, weight, bias, batch.wanted.flatten(), smoothing=smoothing)
 
     @torch.inference_mode()
     def validate(self, model: Model, *, budget: int, samples: int) -> Scores:
-        assert isinstance(model, DecoderOnly)
-        device = model.embedding.weight.device
+        assert isinstance(model, LanguageModel)
+        device = model.device
         size = min(self.context, len(self.valid) - 1)
         starts = np.arange(0, len(self.valid) - size, size)
         rows = max(1, budget // self.context)
@@ -120,11 +119,11 @@ class CausalLm:
             numbers["bits_per_byte"] = numbers["loss"] / math.log(2) * len(self.valid) / self.bytes
         return Scores(numbers, [self._continue(model, index) for index in range(samples)])
 
-    def _continue(self, model: DecoderOnly, index: int) -> dict[str, str]:
+    def _continue(self, model: LanguageModel, index: int) -> dict[str, str]:
         size = max(1, min(self.context, len(self.valid)) // 2)
         place = index * len(self.valid) // 7 % max(1, len(self.valid) - size)
-        prompt = torch.tensor(self.valid[place : place + size].astype(np.int64))[None].to(model.embedding.weight.device)
-        stepper = DecoderOnlyStepper(model, prompt, length=size)
+        prompt = torch.tensor(self.valid[place : place + size].astype(np.int64))[None].to(model.device)
+        stepper = PromptStepper(model, prompt, length=size)
         (found,) = greedy(stepper, prompt[:, -1], limits=[size], rules=Rules(GenerationConfig(num_beams=1), EOS))
         prompted, written = self.tokenizer.decode([prompt[0].tolist(), found.tokens])
         return {"prompt": prompted, "continuation": written}

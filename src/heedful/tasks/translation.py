@@ -15,8 +15,7 @@ from heedful.data.prepare import Prepared
 from heedful.data.store import Store
 from heedful.decoding.generation import GenerationConfig
 from heedful.evaluation.metrics import quick_score
-from heedful.model.encoder_decoder import EncoderDecoder
-from heedful.model.models import Model
+from heedful.model.architecture import Model, SequenceToSequence
 from heedful.objectives import Loss, cross_entropy, vocabulary_cross_entropy
 from heedful.tasks import Scores, Task, TaskConfig
 from heedful.text.bpe import MergingBpe
@@ -78,7 +77,7 @@ class Translation:
 
     def loss(self, model: Model, batch: PairBatch, *, smoothing: float) -> Loss:
         """Only real positions are projected to the vocabulary."""
-        assert isinstance(model, EncoderDecoder)
+        assert isinstance(model, SequenceToSequence)
         memory = model.encode(batch.source, valid=batch.source_valid)
         states = model.decode(batch.target, memory)
         written = states[batch.target_valid]
@@ -88,9 +87,9 @@ class Translation:
 
     @torch.inference_mode()
     def validate(self, model: Model, *, budget: int, samples: int) -> Scores:
-        assert isinstance(model, EncoderDecoder)
+        assert isinstance(model, SequenceToSequence)
         total, count, right = 0.0, 0, 0
-        device = model.embedding.weight.device
+        device = model.device
         for rows in batches.in_order(self.valid, budget=budget):
             batch = collate(self.valid.rows(0, rows), self.valid.rows(1, rows)).to(device)
             memory = model.encode(batch.source, valid=batch.source_valid)

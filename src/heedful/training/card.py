@@ -7,7 +7,7 @@ import torch
 
 from heedful import __version__
 from heedful.data.prepare import Prepared
-from heedful.model.models import Model
+from heedful.model.architecture import Model
 from heedful.training.loop import Progress
 from heedful.training.recipe import Recipe
 

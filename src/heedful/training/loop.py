@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint as recompute
 
 from heedful.checkpoint import Checkpoint, prune, save_checkpoint, save_weights, state_of, steps
-from heedful.model.models import Model
-from heedful.model.stack import Stack
+from heedful.model.architecture import Model
+from heedful.model.stack.transformer import Transformer
 from heedful.tasks import Batch, Task
 from heedful.training.journal import Journal
 from heedful.training.optimizer import build_optimizer, optimizer_state, restore_optimizer
@@ -300,7 +300,7 @@ class _StepLoss(nn.Module):
 def _recompute_layers(model: Model) -> None:
     """Gradient checkpointing: a layer's inner results are thrown away and computed again when they are needed."""
     for stack in model.modules():
-        if isinstance(stack, Stack):
+        if isinstance(stack, Transformer):
             for layer in stack.layers:
                 plain = layer.forward
 

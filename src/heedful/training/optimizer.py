@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.model.models import Model
+from heedful.model.architecture import Model
 from heedful.training.recipe import TrainingConfig
 
 
 def build_optimizer(config: TrainingConfig, model: Model) -> torch.optim.Optimizer:
     """Adam or AdamW; decay, if any, is for matrices only: norms and biases have nothing to lose."""
-    device = model.embedding.weight.device
+    device = model.device
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]

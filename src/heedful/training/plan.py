@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from heedful.data.prepare import Prepared
-from heedful.model.models import create
+from heedful.model.create import create
 from heedful.tasks import Task
 from heedful.training.journal import Journal
 from heedful.training.loop import Trainer

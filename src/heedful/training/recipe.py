@@ -16,7 +16,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 from heedful.config import Config, Probability, Size, did_you_mean, explain
 from heedful.data.prepare import DataConfig
 from heedful.families import preset
-from heedful.model.models import AnyModelConfig
+from heedful.model.architecture import ArchitectureConfig
 from heedful.tasks import TaskConfig
 from heedful.tasks.translation import TranslationConfig
 from heedful.text.tokenizer import TokenizerConfig
@@ -72,7 +72,7 @@ class Recipe(Config):
 
     seed: int = Field(1, ge=0)
     task: SerializeAsAny[TaskConfig] = Field(default_factory=TranslationConfig)
-    model: AnyModelConfig
+    model: SerializeAsAny[ArchitectureConfig]
     initialise: Literal["xavier", "gpt2", "bert", "t5"] = "xavier"
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     data: DataConfig = Field(default_factory=DataConfig)

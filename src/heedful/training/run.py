@@ -18,8 +18,8 @@ from heedful.checkpoint import average, newest, regular, save_weights, set_aside
 from heedful.data.prepare import Inputs, Prepared, load_tokenizers, prepare, save_tokenizers
 from heedful.decoding.shortlist import Shortlist, learn
 from heedful.files import write_text
-from heedful.model.encoder_decoder import EncoderDecoder
-from heedful.model.models import Model, create
+from heedful.model.architecture import Model, SequenceToSequence
+from heedful.model.create import create
 from heedful.tasks import Task
 from heedful.text.tokenizer import BYTES, EOS, UNK
 from heedful.training.card import card
@@ -127,7 +127,7 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
             save_weights(out, state_of(trainer.model))
             journal.say(f"the mean of the last {len(kept)} checkpoints is better, and is kept")
         _load_into(trainer.model, out)
-    if isinstance(trainer.model, EncoderDecoder):
+    if isinstance(trainer.model, SequenceToSequence):
         _choose_aligner(trainer.model, prepared).save(out)
         _learn_shortlist(prepared).save(out)
     memory = peak_memory()
@@ -141,7 +141,7 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
     return numbers
 
 
-def _choose_aligner(model: EncoderDecoder, prepared: Prepared) -> Aligner:
+def _choose_aligner(model: SequenceToSequence, prepared: Prepared) -> Aligner:
     """By the validation pairs, with the words that meet in the first training pairs."""
     store = prepared.store("train")
     rows = np.arange(min(LEXICON, len(store)))

@@ -1,16 +1,51 @@
 """How to mix: one file per variant; the file's name is the name in a recipe.
 
 A mix takes queries, keys and values that are already projected, split into heads and rotated, and gives what each query
-gathers. Projections, heads and output are written once, in `multihead.py`.
+gathers. Projections, heads and output are written once, in `multihead.py`. What a variant's paper changes about the
+projections, its config says in `projections`.
 """
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from heedful.config import PartConfig
 from heedful.model.cache import LayerCache
-from heedful.model.mask import Mask
+from heedful.model.sight import Sight
+
+# What a mix may be asked to honour. Padding is not among them: every mix must keep it out.
+#   causal, window, segments, prefix, global_tokens, blocks    as `Mask` says
+#   bias, score     terms of the scores that a position scheme gives, see `Position`
+#   groups          fewer heads of keys and values than of queries
+#   cross           queries of another text than the keys
+FACTS = frozenset(
+    {"causal", "window", "segments", "prefix", "global_tokens", "blocks", "bias", "score", "groups", "cross"}
+)
+REMEDIES = {
+    "causal": "use it in an encoder",
+    "window": "drop attention.window",
+    "bias": "choose a position that does not bias the scores, such as sinusoidal, learned or rotary",
+    "score": "choose a position that does not act on the scores, such as sinusoidal, learned or rotary",
+    "groups": "drop attention.kv_heads",
+    "cross": "give cross a mix of its own, such as softmax",
+}
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """What a mix is built for. `length`: the longest text there can be, where that is known; `scale`: what q . k is
+    multiplied by; `dropout`: of the weights, in training."""
+
+    heads: int
+    kv_heads: int
+    head: int  # the width of one
+    causal: bool = False
+    cross: bool = False
+    length: int | None = None
+    window: int | None = None
+    scale: float = 1.0
+    dropout: float = 0.0
 
 
 class Mix(nn.Module):
@@ -22,15 +57,15 @@ class Mix(nn.Module):
         key: Tensor,
         value: Tensor,
         *,
-        mask: Mask,
-        bias: Tensor | None = None,
+        sight: Sight,
         cache: LayerCache | None = None,
+        others: tuple[Tensor, ...] = (),
     ) -> Tensor:
         """query: batch heads query head; key, value: batch kv_heads key head -> batch heads query head
 
-        Heads are grouped: each of the kv_heads serves heads / kv_heads neighbouring query heads. The bias, where there
-        is one, carries the mask. With a cache, key and value are the new tokens' only. A query that may see nothing
-        gathers zeros.
+        Heads are grouped: each of the kv_heads serves heads / kv_heads neighbouring query heads. With a cache, key and
+        value are the new tokens' only. A query that may see nothing gathers zeros. `others`: the projections that the
+        config names beyond query, key and value.
         """
         raise NotImplementedError
 
@@ -38,9 +73,49 @@ class Mix(nn.Module):
         """An empty cache with room for this many tokens; the variant knows what it must remember."""
         raise NotImplementedError
 
+    def weights(self, query: Tensor, key: Tensor, *, sight: Sight) -> Tensor | None:
+        """How much each query looks at each key, for pictures: batch heads query key. None where there is no such
+        matrix: a picture never shows weights that were not used."""
+        return None
+
 
 class MixConfig(PartConfig):
-    folder: ClassVar[str] = "model/attention"
+    """The contract.
 
-    def build(self, *, scale: float, dropout: float) -> Mix:
+    supports      the facts it can honour, of `FACTS`; a recipe that asks for another is refused when it is read
+    exact         whether it equals `reference` under the same facts. Otherwise its docstring says when it does, and its
+                  test shows it
+    projections   what is projected from the input, in this order; `key` and `value` must be among them. Without `query`
+                  the keys are the queries too. Names that begin with `query` have all heads, others those of the keys
+    """
+
+    folder: ClassVar[str] = "model/attention"
+    supports: ClassVar[frozenset[str]] = FACTS
+    exact: ClassVar[bool] = True
+    projections: ClassVar[tuple[str, ...]] = ("query", "key", "value")
+
+    def build(self, shape: HeadShape) -> Mix:
         raise NotImplementedError
+
+    def parameters(self, shape: HeadShape) -> int:
+        """Its own, beyond the projections."""
+        return 0
+
+    def check(self, shape: HeadShape) -> None:
+        """Raise ValueError where it does not fit this shape."""
+
+    def flops(self, shape: HeadShape, length: int) -> int:
+        """Of one query that looks at `length` keys: scores and weighted sum."""
+        return 2 * 2 * length * shape.heads * shape.head
+
+    def remembered(self, shape: HeadShape) -> int:
+        """How many numbers a decoder keeps for each token it has seen."""
+        return 2 * shape.kv_heads * shape.head
+
+
+def refuse_unsupported(config: MixConfig, asked: frozenset[str]) -> None:
+    for fact in sorted(asked - config.supports):
+        raise ValueError(
+            f"attention {config.kind} does not support {fact}; "
+            f"{REMEDIES.get(fact, 'leave it out')}, or choose mix softmax"
+        )

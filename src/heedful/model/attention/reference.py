@@ -3,19 +3,19 @@
 import torch
 from torch import Tensor
 
-from heedful.model.attention import Mix, MixConfig
+from heedful.model.attention import HeadShape, Mix, MixConfig
 from heedful.model.cache import KeyValueCache, LayerCache
 from heedful.model.dropout import Dropout
-from heedful.model.mask import Mask
+from heedful.model.sight import Sight
 
 
 class ReferenceConfig(MixConfig):
-    def build(self, *, scale: float, dropout: float) -> "Reference":
-        return Reference(scale, dropout)
+    def build(self, shape: HeadShape) -> "Reference":
+        return Reference(shape.scale, shape.dropout)
 
 
 class Reference(Mix):
-    """softmax(scale * Q K^T + bias) V.      Vaswani et al. 2017, equation 1"""
+    """softmax(scale * (Q K^T + score) + bias) V.      Vaswani et al. 2017, equation 1"""
 
     def __init__(self, scale: float, dropout: float) -> None:
         super().__init__()
@@ -28,31 +28,39 @@ class Reference(Mix):
         key: Tensor,
         value: Tensor,
         *,
-        mask: Mask,
-        bias: Tensor | None = None,
+        sight: Sight,
         cache: LayerCache | None = None,
+        others: tuple[Tensor, ...] = (),
     ) -> Tensor:
         if cache is not None:
             assert isinstance(cache, KeyValueCache)
             key, value = cache.append(key, value)
-        weights = self.weights(query, key, mask=mask, bias=bias)
+        weights = self.weights(query, key, sight=sight)
         return self.dropout(weights) @ _share(value, query.shape[1])  # batch heads query head
 
-    def weights(self, query: Tensor, key: Tensor, *, mask: Mask, bias: Tensor | None = None) -> Tensor:
-        """How much each query looks at each key: batch heads query key, rows that sum to 1 (or to 0: nothing seen)."""
-        scores = self.scale * query @ _share(key, query.shape[1]).transpose(-2, -1)
-        if bias is not None:
-            scores = scores + bias.to(scores.dtype)
-        visible = mask.dense(query.shape[2], key.shape[2], query.device)
-        if visible is None:
-            return scores.softmax(-1)
-        # A row of -inf would give NaN, forward and backward, so what is hidden is cut twice: a lowest finite score
-        # before the softmax, zero after it.
-        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-        return scores.softmax(-1).masked_fill(~visible, 0)
+    def weights(self, query: Tensor, key: Tensor, *, sight: Sight) -> Tensor:
+        return weights_of(query, key, sight=sight, scale=self.scale)
 
     def new_cache(self, length: int) -> KeyValueCache:
         return KeyValueCache(length)
+
+
+def weights_of(query: Tensor, key: Tensor, *, sight: Sight, scale: float) -> Tensor:
+    """The weights of every attention that is a softmax over all keys in sight: batch heads query key, rows that sum to
+    1 (or to 0: nothing seen)."""
+    scores = query @ _share(key, query.shape[1]).transpose(-2, -1)
+    term = sight.score(query, key)
+    scores = scale * (scores if term is None else scores + term.to(scores.dtype))
+    bias = sight.bias()
+    if bias is not None:
+        scores = scores + bias.to(scores.dtype)
+    visible = sight.mask.dense(query.shape[2], key.shape[2], query.device)
+    if visible is None:
+        return scores.softmax(-1)
+    # A row of -inf would give NaN, forward and backward, so what is hidden is cut twice: a lowest finite score
+    # before the softmax, zero after it.
+    scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    return scores.softmax(-1).masked_fill(~visible, 0)
 
 
 def _share(x: Tensor, heads: int) -> Tensor:

@@ -1,24 +1,25 @@
-"""Scaled dot-product attention by torch's fastest ways: multi-head, grouped-query, multi-query. The default."""
+"""Scaled dot-product attention by the fastest ways there are: multi-head, grouped-query, multi-query. The default."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from heedful.model.attention import Mix, MixConfig
+from heedful.model.attention import HeadShape, Mix, MixConfig
+from heedful.model.attention.reference import weights_of
 from heedful.model.cache import KeyValueCache, LayerCache
 from heedful.model.fused import attend, can_attend
-from heedful.model.mask import Mask
+from heedful.model.sight import Sight
 
 # On a CPU, our own kernel is the fastest up to so many keys: from 1.1 times torch's at 1,024 of them to 3 times at 12.
-LONG = 1024
+MOST_KEYS = 1024
 # Without it: torch's fused kernel has a cost for each row and head that short texts cannot repay. There, products of
 # many small matrices are two to three times as fast (measured from 10 to 100 tokens, 32 to 1,600 rows and heads).
 SHORT, MANY = 128, 16
 
 
 class SoftmaxConfig(MixConfig):
-    def build(self, *, scale: float, dropout: float) -> "Softmax":
-        return Softmax(scale, dropout)
+    def build(self, shape: HeadShape) -> "Softmax":
+        return Softmax(shape.scale, shape.dropout)
 
 
 class Softmax(Mix):
@@ -35,42 +36,61 @@ class Softmax(Mix):
         key: Tensor,
         value: Tensor,
         *,
-        mask: Mask,
-        bias: Tensor | None = None,
+        sight: Sight,
         cache: LayerCache | None = None,
+        others: tuple[Tensor, ...] = (),
     ) -> Tensor:
         if cache is not None:
             assert isinstance(cache, KeyValueCache)
             key, value = cache.append(key, value)
+        bias = self._bias(query, key, sight)
+        dropout = self.dropout if self.training else 0.0
+        mixed = None if bias is not None or dropout else self._quickly(query, key, value, sight)
+        if mixed is not None:
+            return mixed
         queries, keys = query.shape[2], key.shape[2]
-        causal = bias is None and mask.is_plain_causal(queries, keys)
-        dropping = self.training and self.dropout > 0
-        if bias is None and not dropping and keys <= LONG and can_attend(query, key, value):
-            all_seen = causal or mask.dense(queries, keys, query.device) is None
-            hiding = None if all_seen else mask.hiding(queries, keys, query.device)
-            if all_seen or hiding is not None:
-                return attend(query, key, value, hiding, causal=causal, scale=self.scale)
-        if bias is None and not dropping and _is_short(query, key):
-            hiding = mask.hiding(queries, keys, query.device)
-            if hiding is not None:
-                return _by_products(query, key, value, hiding, self.scale)
-        if bias is not None:
-            allowed: Tensor | None = bias.to(query.dtype)
-        else:
-            allowed = None if causal else mask.dense(queries, keys, query.device)
+        causal = bias is None and sight.mask.is_plain_causal(queries, keys)
+        visible = None if causal or bias is not None else sight.mask.dense(queries, keys, query.device)
         return F.scaled_dot_product_attention(
             query,
             key,
             value,
-            attn_mask=allowed,
+            attn_mask=visible if bias is None else bias.to(query.dtype),
             is_causal=causal,
-            dropout_p=self.dropout if dropping else 0.0,
+            dropout_p=dropout,
             scale=self.scale,
             enable_gqa=key.shape[1] != query.shape[1],
         )
 
+    def weights(self, query: Tensor, key: Tensor, *, sight: Sight) -> Tensor:
+        return weights_of(query, key, sight=sight, scale=self.scale)
+
     def new_cache(self, length: int) -> KeyValueCache:
         return KeyValueCache(length)
+
+    def _bias(self, query: Tensor, key: Tensor, sight: Sight) -> Tensor | None:
+        """All that is added to the scaled scores, the mask included; None where the mask alone is."""
+        bias, term = sight.masked_bias(), sight.score(query, key)
+        if term is None:
+            return bias
+        if bias is None:
+            visible = sight.mask.dense(query.shape[2], key.shape[2], query.device)
+            return self.scale * term if visible is None else (self.scale * term).masked_fill(~visible, -torch.inf)
+        return bias + self.scale * term
+
+    def _quickly(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor | None:
+        queries, keys, mask = query.shape[2], key.shape[2], sight.mask
+        causal = mask.is_plain_causal(queries, keys)
+        if keys <= MOST_KEYS and mask.blocks is None and can_attend(query, key, value):
+            all_seen = causal or mask.dense(queries, keys, query.device) is None
+            additive = None if all_seen else mask.additive(queries, keys, query.device)
+            if all_seen or additive is not None:
+                return attend(query, key, value, additive, causal=causal, scale=self.scale)
+        if _is_short(query, key):
+            additive = mask.additive(queries, keys, query.device)
+            if additive is not None:
+                return _by_products(query, key, value, additive, self.scale)
+        return None
 
 
 def _is_short(query: Tensor, key: Tensor) -> bool:
@@ -79,6 +99,6 @@ def _is_short(query: Tensor, key: Tensor) -> bool:
     return small and query.device.type == "cpu" and query.dtype == torch.float32 and key.shape[1] == heads
 
 
-def _by_products(query: Tensor, key: Tensor, value: Tensor, hiding: Tensor, scale: float) -> Tensor:
-    scores = torch.add(hiding, query @ key.transpose(-2, -1), alpha=scale)
+def _by_products(query: Tensor, key: Tensor, value: Tensor, additive: Tensor, scale: float) -> Tensor:
+    scores = torch.add(additive, query @ key.transpose(-2, -1), alpha=scale)
     return scores.softmax(-1) @ value

@@ -1,15 +1,16 @@
 """Where am I? One file per scheme; the file's name is the name in a recipe.
 
-The schemes of the papers act in one of three places, and a scheme overrides the method of its place:
+The schemes of the papers act in one of four places, and a scheme overrides the method of its place:
 
-    embed      added to the embeddings                (sinusoidal, learned)
-    rotation   turns queries and keys                 (rotary)
-    bias       added to the attention scores          (alibi, relative_bias)
+    embed      added to the embeddings                                          (sinusoidal, learned)
+    rotation   turns queries and keys                                           (rotary)
+    bias       added to the attention scores, whatever the query                (alibi, relative_bias)
+    score      added to the attention scores, and depends on the query          (Shaw et al. 2018)
 
-One `Position` serves all layers of a stack, and what it computes for a pass is computed once (`Where`).
+One `Position` serves all layers of a stack, and what it computes for a pass is computed once, when an attention asks
+for it (`Sight`).
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -31,29 +32,31 @@ class Position(nn.Module):
         return None
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
-        """(batch or 1) heads query key"""
+        """(batch or 1) heads query key, added to the scaled scores"""
+        return None
+
+    def score(self, query: Tensor, key: Tensor, *, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
+        """batch heads query key, added to q . k before it is scaled.  query: batch heads query head; key: batch
+        kv_heads key head"""
         return None
 
 
 class PositionConfig(PartConfig):
+    """The contract. `needs`: what it asks of the attention, of `bias` and `score`."""
+
     folder: ClassVar[str] = "model/position"
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def limit(self) -> int | None:
+        """The number of positions there are; None = no end."""
+        return None
 
     def build(self, *, width: int, heads: int, head_width: int, causal: bool) -> Position:
         raise NotImplementedError
 
-    def parameters(self, *, width: int, heads: int) -> int:
+    def parameters(self, *, width: int, heads: int, head_width: int) -> int:
         return 0
 
     def check(self, *, width: int, head_width: int) -> None:
         """Raise ValueError where the scheme does not fit these sizes."""
-
-
-@dataclass(frozen=True)
-class Where:
-    """What one pass through a stack needs to know of positions; shared by its layers.
-
-    The bias, where there is one, already carries the mask (-inf where a query may not look).
-    """
-
-    rotation: Rotation | None = None
-    bias: Tensor | None = None

@@ -1,5 +1,7 @@
 """A penalty on the score that grows with distance."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,8 @@ from heedful.model.position import Position, PositionConfig
 
 
 class AlibiConfig(PositionConfig):
+    needs: ClassVar[frozenset[str]] = frozenset({"bias"})
+
     def build(self, *, width: int, heads: int, head_width: int, causal: bool) -> "Alibi":
         return Alibi(heads)
 

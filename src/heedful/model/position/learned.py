@@ -5,7 +5,7 @@ from pydantic import Field
 from torch import Tensor
 
 from heedful.config import Size
-from heedful.model.embedding import new_table
+from heedful.model.input.tokens import new_table
 from heedful.model.position import Position, PositionConfig
 
 
@@ -15,10 +15,14 @@ class LearnedConfig(PositionConfig):
     length: Size = 512
     offset: int = Field(0, ge=0)
 
+    @property
+    def limit(self) -> int:
+        return self.length
+
     def build(self, *, width: int, heads: int, head_width: int, causal: bool) -> "Learned":
         return Learned(self, width)
 
-    def parameters(self, *, width: int, heads: int) -> int:
+    def parameters(self, *, width: int, heads: int, head_width: int) -> int:
         return (self.length + self.offset) * width
 
 

@@ -1,6 +1,7 @@
 """A learned bias on the score for each range of distances."""
 
 import math
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -8,11 +9,12 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from heedful.config import Size
-from heedful.model.embedding import new_table
+from heedful.model.input.tokens import new_table
 from heedful.model.position import Position, PositionConfig
 
 
 class RelativeBiasConfig(PositionConfig):
+    needs: ClassVar[frozenset[str]] = frozenset({"bias"})
     buckets: int = Field(32, ge=4)
     max_distance: Size = 128
 
@@ -30,7 +32,7 @@ class RelativeBiasConfig(PositionConfig):
     def build(self, *, width: int, heads: int, head_width: int, causal: bool) -> "RelativeBias":
         return RelativeBias(self, heads, causal)
 
-    def parameters(self, *, width: int, heads: int) -> int:
+    def parameters(self, *, width: int, heads: int, head_width: int) -> int:
         return self.buckets * heads
 
 

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heedful.config import Config, Size
+from heedful.config import Size
+from heedful.model.input import Input, InputConfig
 
 
 def new_table(rows: int, width: int) -> nn.Parameter:
@@ -15,20 +16,23 @@ def new_table(rows: int, width: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(rows, width).uniform_(-(width**-0.5), width**-0.5))
 
 
-class EmbeddingConfig(Config):
+class TokensConfig(InputConfig):
     """`width` below the model's width factorises the table (ALBERT, Lan et al. 2020, section 3.1)."""
 
     width: Size | None = None
     scale: bool = True
 
-    def build(self, vocab: int, width: int) -> "Embedding":
-        return Embedding(vocab, self.width or width, scale=self.scale)
+    def width_in(self, width: int) -> int:
+        return self.width or width
 
-    def parameters(self, vocab: int, width: int) -> int:
-        return vocab * (self.width or width)
+    def build(self, *, width: int, vocab: int) -> "Tokens":
+        return Tokens(vocab, self.width_in(width), scale=self.scale)
+
+    def parameters(self, *, width: int, vocab: int) -> int:
+        return vocab * self.width_in(width)
 
 
-class Embedding(nn.Module):
+class Tokens(Input):
     """weight[token] * sqrt(width).      Vaswani et al. 2017, section 3.4
 
     Differs: the scale may be left out, as in BERT, GPT-2, T5 and LLaMA.
@@ -39,7 +43,10 @@ class Embedding(nn.Module):
         self.weight = new_table(vocab, width)
         self.factor = math.sqrt(width) if scale else 1.0
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, source: Tensor, *, valid: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        return self.embed(source), valid
+
+    def embed(self, tokens: Tensor) -> Tensor:
         vectors = F.embedding(tokens, self.weight)
         return vectors if self.factor == 1.0 else vectors * self.factor
 

@@ -1,0 +1,143 @@
+"""How parts make a model. One file per architecture; the file's name is the name in a recipe.
+
+What the rest of the toolkit asks of a model stands here, as contracts: a translator works with every
+`SequenceToSequence`, a generator with every `LanguageModel`, whichever file it comes from.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from heedful.config import PartConfig, Size
+from heedful.model.stack import Cache, Memory, StackConfig, StackShape
+
+
+class Model(nn.Module):
+    """Every architecture. `limit`: how many positions there are of what it writes, or else reads; None = no end.
+    `vocab`: how many words it scores; None where it writes no words."""
+
+    config: "ArchitectureConfig"
+    limit: int | None = None
+    vocab: int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+
+class LanguageModel(Model):
+    """p(next token | tokens so far)"""
+
+    vocab: int
+
+    def decode(
+        self,
+        tokens: Tensor,
+        *,
+        valid: Tensor | None = None,
+        segments: Tensor | None = None,
+        prefix: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """-> states, rows query width. With a cache, `tokens` are the new ones; the facts cover all: see `Stack`."""
+        raise NotImplementedError
+
+    def logits(self, states: Tensor) -> Tensor:
+        """States of any leading shape -> a score for each word."""
+        raise NotImplementedError
+
+    def last_linear(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(h, W, b) such that logits = W h + b."""
+        raise NotImplementedError
+
+    def new_cache(self, length: int) -> Cache:
+        raise NotImplementedError
+
+
+class SequenceToSequence(Model):
+    """p(target | source), word by word. `source_limit`: how many positions a source may have; None = no end."""
+
+    vocab: int
+    source_limit: int | None = None
+
+    def encode(self, source: Tensor, *, valid: Tensor | None = None) -> Memory:
+        """Read a source: token ids, pixels or frames, as the model's input takes them. `valid`: which are real."""
+        raise NotImplementedError
+
+    def decode(
+        self, target: Tensor, memory: Memory, *, valid: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """-> states, rows target width. With a cache, `target` holds the new tokens only. There may be several rows
+        (beams) to a sentence of the memory, side by side."""
+        raise NotImplementedError
+
+    def logits(self, states: Tensor) -> Tensor:
+        """States of any leading shape -> a score for each word."""
+        raise NotImplementedError
+
+    def last_linear(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(h, W, b) such that logits = W h + b."""
+        raise NotImplementedError
+
+    def narrowed(self, words: Tensor) -> Callable[[Tensor], Tensor]:
+        """`logits` for these words only."""
+        return lambda states: self.logits(states)[..., words]
+
+    def new_cache(self, length: int) -> Cache:
+        raise NotImplementedError
+
+
+class Reader(Model):
+    """Reads, and says something about what it read: through heads, by name."""
+
+    def predict(self, head: str, states: Tensor) -> Tensor:
+        """What this head says of the states that `forward` gave."""
+        raise NotImplementedError
+
+
+class ArchitectureConfig(PartConfig):
+    """The contract. `gives`: which of the contracts above its model keeps; a task says which one it trains."""
+
+    folder: ClassVar[str] = "model/architecture"
+    gives: ClassVar[type[Model]] = Model
+    width: Size = 512
+
+    def build(self) -> Model:
+        raise NotImplementedError
+
+    @property
+    def supports(self) -> frozenset[str]:
+        """The facts of `Mask` that a task may state."""
+        return frozenset()
+
+    def limits(self) -> dict[str, int]:
+        """The number of positions there are, of each stack that has an end: {"decoder": 512}."""
+        return {}
+
+    def parameters(self) -> dict[str, int]:
+        """By component, from closed formulas; unless a file has some, they are counted."""
+        with torch.device("meta"):
+            return {name: sum(one.numel() for one in part.parameters()) for name, part in self.build().named_children()}
+
+    def flops(self, length: int) -> dict[str, int]:
+        """Of one forward pass, for one token of each kind, each looking at `length` others; matrix products only."""
+        return {}
+
+    def remembered(self) -> dict[str, int]:
+        """How many numbers are kept for each token of each kind while decoding."""
+        return {}
+
+
+def checked(name: str, stack: StackConfig, shape: StackShape) -> None:
+    """Raise ValueError, with the stack's name in front, where it does not fit."""
+    try:
+        stack.check(shape)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def stack_limits(**stacks: StackConfig) -> dict[str, int]:
+    return {name: stack.limit for name, stack in stacks.items() if stack.limit is not None}

@@ -1,0 +1,114 @@
+"""The decoder-only model: continues a text.      Radford et al. 2018; the right half of Vaswani's figure 1"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, SerializeAsAny, model_validator
+from torch import Tensor
+
+from heedful.config import Size
+from heedful.model.architecture import ArchitectureConfig, LanguageModel, Model, checked, stack_limits
+from heedful.model.heads import VocabularyConfig
+from heedful.model.input.tokens import TokensConfig
+from heedful.model.position.learned import LearnedConfig
+from heedful.model.stack import Cache, StackConfig, StackShape
+from heedful.model.stack.transformer import TransformerConfig
+
+
+class DecoderOnlyConfig(ArchitectureConfig):
+    gives: ClassVar[type[Model]] = LanguageModel
+    vocab: Size = 32000
+    tie: Literal["all", "none"] = "all"
+    embedding: TokensConfig = TokensConfig(scale=False)
+    decoder: SerializeAsAny[StackConfig] = Field(
+        default_factory=lambda: TransformerConfig(placement="pre", position=LearnedConfig())
+    )
+    head: VocabularyConfig = Field(default_factory=VocabularyConfig)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "DecoderOnlyConfig":
+        checked("decoder", self.decoder, self.shape)
+        return self
+
+    @property
+    def supports(self) -> frozenset[str]:
+        return self.decoder.supports
+
+    def limits(self) -> dict[str, int]:
+        return stack_limits(decoder=self.decoder)
+
+    @property
+    def table_width(self) -> int:
+        return self.embedding.width_in(self.width)
+
+    @property
+    def shape(self) -> StackShape:
+        return StackShape(self.width, self.table_width, causal=True)
+
+    def build(self) -> "DecoderOnly":
+        return DecoderOnly(self)
+
+    def parameters(self) -> dict[str, int]:
+        return {
+            "embedding": self.embedding.parameters(width=self.width, vocab=self.vocab),
+            **{f"decoder.{part}": count for part, count in self.decoder.parameters(self.shape).items()},
+            "head": self.head.parameters(
+                width=self.width, table_width=self.table_width, vocab=self.vocab, tied=self.tie == "all"
+            ),
+        }
+
+    def flops(self, length: int) -> dict[str, int]:
+        head = self.head.flops(width=self.width, table_width=self.table_width, vocab=self.vocab)
+        return {"token": self.decoder.flops(self.shape, length) + head}
+
+    def remembered(self) -> dict[str, int]:
+        return {"token": self.decoder.remembered(self.shape)}
+
+
+class DecoderOnly(LanguageModel):
+    config: DecoderOnlyConfig
+
+    def __init__(self, config: DecoderOnlyConfig) -> None:
+        super().__init__()
+        self.config, self.vocab = config, config.vocab
+        self.embedding = config.embedding.build(width=config.width, vocab=config.vocab)
+        self.decoder = config.decoder.build(config.shape)
+        self.limit = self.decoder.limit
+        self.head = config.head.build(
+            width=config.width, table_width=config.table_width, vocab=config.vocab, tied=config.tie == "all"
+        )
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        valid: Tensor | None = None,
+        segments: Tensor | None = None,
+        prefix: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Token ids (rows query) -> logits (rows query vocab) for the token after each. Facts as in `Stack.forward`."""
+        states = self.decode(tokens, valid=valid, segments=segments, prefix=prefix, positions=positions, cache=cache)
+        return self.logits(states)
+
+    def decode(
+        self,
+        tokens: Tensor,
+        *,
+        valid: Tensor | None = None,
+        segments: Tensor | None = None,
+        prefix: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        x = self.embedding.embed(tokens)
+        return self.decoder(x, valid=valid, segments=segments, prefix=prefix, positions=positions, cache=cache)
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self.head(states, self.embedding)
+
+    def last_linear(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.head.linear(states, self.embedding)
+
+    def new_cache(self, length: int) -> Cache:
+        return self.decoder.new_cache(length)

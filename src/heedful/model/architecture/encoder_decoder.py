@@ -1,0 +1,187 @@
+"""The encoder-decoder: reads a source, writes a target.      Vaswani et al. 2017, figure 1"""
+
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+from pydantic import Field, SerializeAsAny, model_validator
+from torch import Tensor
+
+from heedful.config import Size
+from heedful.model.architecture import ArchitectureConfig, Model, SequenceToSequence, checked, stack_limits
+from heedful.model.heads import VocabularyConfig
+from heedful.model.input import InputConfig
+from heedful.model.input.tokens import Tokens, TokensConfig
+from heedful.model.stack import Cache, Memory, StackConfig, StackShape
+from heedful.model.stack.transformer import TransformerConfig
+
+
+class EncoderDecoderConfig(ArchitectureConfig):
+    """`vocab` is the target's and, unless `source_vocab` is given, the source's too. `embedding` is how the source is
+    read; `target_embedding` the table of the target, where it is not the source's (None = like `embedding`).
+
+    tie      the source table is   the target table is   the output matrix is
+    all      shared                shared                shared                   (the paper)
+    output   its own               shared                shared
+    inputs   shared                shared                its own                  (T5 v1.1)
+    none     its own               its own               its own
+    """
+
+    gives: ClassVar[type[Model]] = SequenceToSequence
+    vocab: Size = 32000
+    source_vocab: Size | None = None
+    tie: Literal["all", "output", "inputs", "none"] = "all"
+    embedding: SerializeAsAny[InputConfig] = Field(default_factory=TokensConfig)
+    target_embedding: TokensConfig | None = None
+    encoder: SerializeAsAny[StackConfig] = Field(default_factory=TransformerConfig)
+    decoder: SerializeAsAny[StackConfig] = Field(default_factory=TransformerConfig)
+    head: VocabularyConfig = Field(default_factory=VocabularyConfig)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "EncoderDecoderConfig":
+        if self.source_vocab not in (None, self.vocab) and self.tie in ("all", "inputs"):
+            raise ValueError(
+                f"tie {self.tie!r} shares one table, but source_vocab {self.source_vocab} is not vocab {self.vocab}; "
+                "choose tie 'output' or 'none', or one vocabulary"
+            )
+        if self.ties_inputs and not isinstance(self.embedding, TokensConfig):
+            raise ValueError(
+                f"tie {self.tie!r} shares the table of the source, but {self.embedding.kind} has none; "
+                "choose tie 'output' or 'none'"
+            )
+        checked("encoder", self.encoder, self.encoder_shape)
+        checked("decoder", self.decoder, self.decoder_shape)
+        return self
+
+    @property
+    def supports(self) -> frozenset[str]:
+        return self.encoder.supports & self.decoder.supports
+
+    def limits(self) -> dict[str, int]:
+        return stack_limits(encoder=self.encoder, decoder=self.decoder)
+
+    @property
+    def table(self) -> TokensConfig:
+        """The target's."""
+        if self.target_embedding is not None:
+            return self.target_embedding
+        return self.embedding if isinstance(self.embedding, TokensConfig) else TokensConfig()
+
+    @property
+    def encoder_shape(self) -> StackShape:
+        return StackShape(self.width, self.embedding.width_in(self.width))
+
+    @property
+    def decoder_shape(self) -> StackShape:
+        return StackShape(self.width, self.table.width_in(self.width), causal=True, cross=True)
+
+    @property
+    def ties_inputs(self) -> bool:
+        return self.tie in ("all", "inputs")
+
+    @property
+    def ties_output(self) -> bool:
+        return self.tie in ("all", "output")
+
+    def build(self) -> "EncoderDecoder":
+        return EncoderDecoder(self)
+
+    def parameters(self) -> dict[str, int]:
+        counts = {"embedding": self.embedding.parameters(width=self.width, vocab=self.source_vocab or self.vocab)}
+        if not self.ties_inputs:
+            counts["target_embedding"] = self.table.parameters(width=self.width, vocab=self.vocab)
+        counts |= {f"encoder.{part}": count for part, count in self.encoder.parameters(self.encoder_shape).items()}
+        counts |= {f"decoder.{part}": count for part, count in self.decoder.parameters(self.decoder_shape).items()}
+        counts["head"] = self.head.parameters(
+            width=self.width, table_width=self.table.width_in(self.width), vocab=self.vocab, tied=self.ties_output
+        )
+        return counts
+
+    def flops(self, length: int) -> dict[str, int]:
+        read, _ = self.decoder.reading(self.decoder_shape)
+        head = self.head.flops(width=self.width, table_width=self.table.width_in(self.width), vocab=self.vocab)
+        return {
+            "source token": self.encoder.flops(self.encoder_shape, length) + read,
+            "target token": self.decoder.flops(self.decoder_shape, length) + head,
+        }
+
+    def remembered(self) -> dict[str, int]:
+        _, kept = self.decoder.reading(self.decoder_shape)
+        return {"source token": kept, "target token": self.decoder.remembered(self.decoder_shape)}
+
+
+class EncoderDecoder(SequenceToSequence):
+    """Every weight is owned once: what is tied is looked up, not copied."""
+
+    config: EncoderDecoderConfig
+
+    def __init__(self, config: EncoderDecoderConfig) -> None:
+        super().__init__()
+        self.config, self.vocab = config, config.vocab
+        self.embedding = config.embedding.build(width=config.width, vocab=config.source_vocab or config.vocab)
+        self.target_embedding = (
+            None if config.ties_inputs else config.table.build(width=config.width, vocab=config.vocab)
+        )
+        self.encoder = config.encoder.build(config.encoder_shape)
+        self.decoder = config.decoder.build(config.decoder_shape)
+        self.source_limit, self.limit = self.encoder.limit, self.decoder.limit
+        self.head = config.head.build(
+            width=config.width,
+            table_width=config.table.width_in(config.width),
+            vocab=config.vocab,
+            tied=config.ties_output,
+        )
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        source_valid: Tensor | None = None,
+        target_valid: Tensor | None = None,
+    ) -> Tensor:
+        """A source and token ids (batch target) -> logits (batch target vocab) for the word after each target token.
+
+        Padding that stands after the last real target token needs no `target_valid`: the causal mask hides it.
+        """
+        memory = self.encode(source, valid=source_valid)
+        return self.logits(self.decode(target, memory, valid=target_valid))
+
+    def encode(
+        self,
+        source: Tensor,
+        *,
+        valid: Tensor | None = None,
+        positions: Tensor | None = None,
+        global_tokens: Tensor | None = None,
+    ) -> Memory:
+        x, valid = self.embedding(source, valid=valid)
+        states = self.encoder(x, valid=valid, positions=positions, global_tokens=global_tokens)
+        return self.decoder.read(states, valid)
+
+    def decode(
+        self,
+        target: Tensor,
+        memory: Memory,
+        *,
+        valid: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        x = self.target_table.embed(target)
+        return self.decoder(x, valid=valid, positions=positions, memory=memory, cache=cache)
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self.head(states, self.target_table)
+
+    def last_linear(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.head.linear(states, self.target_table)
+
+    def narrowed(self, words: Tensor) -> Callable[[Tensor], Tensor]:
+        return self.head.narrowed(self.target_table, words)
+
+    def new_cache(self, length: int) -> Cache:
+        return self.decoder.new_cache(length)
+
+    @property
+    def target_table(self) -> Tokens:
+        return self.embedding if self.target_embedding is None else self.target_embedding  # type: ignore[return-value]

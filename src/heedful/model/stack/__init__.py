@@ -1,0 +1,111 @@
+"""How layers follow each other, from embedded inputs to final states: an encoder or a decoder. One file each; the
+file's name is the name in a recipe.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, Self
+
+from torch import Tensor, nn
+
+from heedful.config import PartConfig
+
+
+@dataclass(frozen=True)
+class StackShape:
+    """What a stack is built for. `causal`: no state may depend on later inputs; `cross`: it also looks at a memory."""
+
+    width: int
+    input_width: int
+    causal: bool = False
+    cross: bool = False
+
+
+class Memory(Protocol):
+    """What a decoder reads of a source, made once by the decoder's `read`."""
+
+    def select(self, sentences: Tensor) -> Self:
+        """Keep these sentences, in this order."""
+        ...
+
+
+class Cache(Protocol):
+    """What a stack remembers between steps. Passed in as an argument, changed in place, never stored in the model."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens have gone in."""
+        ...
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows, in this order; a row may come several times (beam reordering) or not at all."""
+        ...
+
+
+class Stack(nn.Module):
+    """The contract. `limit`: how many positions there are; None = no end."""
+
+    limit: int | None = None
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        valid: Tensor | None = None,
+        segments: Tensor | None = None,
+        prefix: Tensor | None = None,
+        global_tokens: Tensor | None = None,
+        positions: Tensor | None = None,
+        memory: Memory | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """x: rows query input_width -> rows query width. For `valid` (as key_valid) and the other facts see `Mask`;
+        with a cache, `x` holds the new tokens only, and the facts cover all. A stack that cannot honour a fact it is
+        given refuses it."""
+        raise NotImplementedError
+
+    def read(self, states: Tensor, valid: Tensor | None = None) -> Memory:
+        """The memory of a source, from the encoder's output: computed once, used at every step and by every beam."""
+        raise NotImplementedError
+
+    def new_cache(self, length: int) -> Cache:
+        """An empty cache with room for this many tokens; it grows if more come."""
+        raise NotImplementedError
+
+
+class StackConfig(PartConfig):
+    """The contract."""
+
+    folder: ClassVar[str] = "model/stack"
+    default: ClassVar[str] = "transformer"
+
+    @property
+    def supports(self) -> frozenset[str]:
+        """The facts of `Mask` that it can honour."""
+        return frozenset()
+
+    @property
+    def limit(self) -> int | None:
+        """The number of positions there are; None = no end."""
+        return None
+
+    def check(self, shape: StackShape) -> None:
+        """Raise ValueError where its parts do not fit each other or this shape."""
+
+    def build(self, shape: StackShape) -> Stack:
+        raise NotImplementedError
+
+    def parameters(self, shape: StackShape) -> dict[str, int]:
+        """By component, for the whole stack, from closed formulas."""
+        raise NotImplementedError
+
+    def flops(self, shape: StackShape, length: int) -> int:
+        """Of one token that looks at `length` others, in one forward pass; matrix products only."""
+        raise NotImplementedError
+
+    def remembered(self, shape: StackShape) -> int:
+        """How many numbers a decoder keeps for each token it has seen."""
+        return 0
+
+    def reading(self, shape: StackShape) -> tuple[int, int]:
+        """Of a decoder with a memory: the FLOPs of reading a source token, and how many numbers are kept for it."""
+        return 0, 0

@@ -1,0 +1,248 @@
+"""Attention and feed-forward, layer after layer.      Vaswani et al. 2017, figure 1"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from pydantic import Field, SerializeAsAny
+from torch import Tensor, nn
+
+from heedful.config import Probability, Size
+from heedful.model.attention import HeadShape
+from heedful.model.cache import LayersCache
+from heedful.model.dropout import Dropout
+from heedful.model.feedforward import GATED, FeedForwardConfig
+from heedful.model.layer import Layer
+from heedful.model.linear import Linear, linear_parameters
+from heedful.model.mask import Mask, positions_in_segments
+from heedful.model.multihead import CrossAttention, KeyValue, MultiHeadConfig, SelfAttention
+from heedful.model.norm import NormConfig
+from heedful.model.position import PositionConfig
+from heedful.model.position.sinusoidal import SinusoidalConfig
+from heedful.model.residual import Placement, Residual, normed
+from heedful.model.sight import Sight
+from heedful.model.stack import Cache, Memory, Stack, StackConfig, StackShape
+
+
+class TransformerConfig(StackConfig):
+    """`cross` is the attention to the encoder, in a decoder that has one; None = like `attention`, without its window,
+    and with softmax where its mix cannot look at another text. `share_layers` gives all layers the same weights
+    (ALBERT). `dropout` acts on the embeddings and on each sub-layer's output, as in the paper; `attention.dropout` and
+    `feedforward.dropout` act inside.
+    """
+
+    layers: Size = 6
+    attention: MultiHeadConfig = Field(default_factory=MultiHeadConfig)
+    cross: MultiHeadConfig | None = None
+    feedforward: FeedForwardConfig = Field(default_factory=FeedForwardConfig)
+    norm: NormConfig = Field(default_factory=NormConfig)
+    placement: Placement = "post"
+    position: SerializeAsAny[PositionConfig] = Field(default_factory=SinusoidalConfig)
+    dropout: Probability = 0.1
+    embedding_norm: bool = False
+    share_layers: bool = False
+
+    @property
+    def supports(self) -> frozenset[str]:
+        return self.attention.mix.supports
+
+    @property
+    def limit(self) -> int | None:
+        return self.position.limit
+
+    @property
+    def cross_attention(self) -> MultiHeadConfig:
+        return self.cross or self.attention.for_cross()
+
+    def check(self, shape: StackShape) -> None:
+        head_width = self.attention.head_width_in(shape.width)
+        self.position.check(width=shape.input_width, head_width=head_width)
+        self.attention.check(
+            shape.width, layers=self.layers, causal=shape.causal, length=self.limit, asked=self.position.needs
+        )
+        if shape.cross:
+            self.cross_attention.check(shape.width, layers=self.layers, causal=False, cross=True)
+        elif self.cross is not None:
+            raise ValueError("cross attention needs an encoder to look at; leave cross out of this model")
+        if self.share_layers and isinstance(self.attention.window, tuple) and len(set(self.attention.window)) > 1:
+            raise ValueError("layers that share their weights cannot have windows of their own; give one window")
+        if shape.causal and self.feedforward.kernel > 1:
+            raise ValueError(
+                f"feedforward kernel {self.feedforward.kernel} would see the next token; "
+                "a decoder needs kernel 1, or use it in an encoder"
+            )
+
+    def build(self, shape: StackShape) -> "Transformer":
+        return Transformer(self, shape)
+
+    def head_shapes(self, shape: StackShape) -> list[HeadShape]:
+        """Of the self-attention of each layer."""
+        return [
+            self.attention.shape(shape.width, causal=shape.causal, layer=layer, length=self.limit)
+            for layer in range(self.layers)
+        ]
+
+    def parameters(self, shape: StackShape) -> dict[str, int]:
+        width, input_width = shape.width, shape.input_width
+        layers = 1 if self.share_layers else self.layers
+        norm = self.norm.parameters(width)
+        mixes = sum(self.attention.mix.parameters(one) for one in self.head_shapes(shape)[:layers])
+        counts = {
+            "position": self.position.parameters(
+                width=input_width, heads=self.attention.heads, head_width=self.attention.head_width_in(width)
+            ),
+            "attention": layers * self.attention.parameters(width) + mixes,
+            "cross": 0,
+            "feedforward": layers * self.feedforward.parameters(width),
+            "norms": layers * (3 if shape.cross else 2) * norm,
+        }
+        if shape.cross:
+            cross = self.cross_attention
+            each = cross.parameters(width, cross=True) + cross.mix.parameters(cross.shape(width, cross=True))
+            counts["cross"] = layers * each
+        if self.placement == "pre":
+            counts["norms"] += norm
+        if self.embedding_norm:
+            counts["norms"] += self.norm.parameters(input_width)
+        if input_width != width:
+            counts["lift"] = linear_parameters(input_width, width, bias=True)
+        return counts
+
+    def flops(self, shape: StackShape, length: int) -> int:
+        """Self-attention, attention to the memory and feed-forward of all layers, shared weights or not."""
+        width, feedforward = shape.width, self.feedforward
+        heads = self.head_shapes(shape)
+        project = 2 * width * sum(self.attention.parts(width)) + 2 * heads[0].heads * heads[0].head * width
+        gates = 2 if feedforward.activation in GATED else 1
+        products = 2 * feedforward.kernel * width * feedforward.hidden * (gates + 1)
+        lift = 2 * shape.input_width * width if shape.input_width != width else 0
+        cross = 0
+        if shape.cross:
+            look = self.cross_attention.shape(width, cross=True)
+            cross = 2 * 2 * width * look.heads * look.head + self.cross_attention.mix.flops(look, length)
+        mixed = sum(self.attention.mix.flops(one, length) for one in heads)
+        return self.layers * (project + products + cross) + mixed + lift
+
+    def remembered(self, shape: StackShape) -> int:
+        return sum(self.attention.mix.remembered(one) for one in self.head_shapes(shape))
+
+    def reading(self, shape: StackShape) -> tuple[int, int]:
+        kept = self.layers * sum(self.cross_attention.parts(shape.width, ("key", "value")))
+        return 2 * shape.width * kept, kept
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """What a decoder reads of a source: the encoder's states, and each decoder layer's keys and values of them."""
+
+    states: Tensor  # batch source width
+    layers: list[KeyValue]
+    mask: Mask
+
+    def select(self, sentences: Tensor) -> "LayerMemory":
+        """Keep these sentences, in this order."""
+        valid = self.mask.key_valid
+        return LayerMemory(
+            states=self.states.index_select(0, sentences),
+            layers=[(key.index_select(0, sentences), value.index_select(0, sentences)) for key, value in self.layers],
+            mask=Mask(key_valid=None if valid is None else valid.index_select(0, sentences)),
+        )
+
+
+class Transformer(Stack):
+    """Position, then layer after layer. Pre-norm stacks end with a norm, since nothing else bounds their stream."""
+
+    def __init__(self, config: TransformerConfig, shape: StackShape) -> None:
+        super().__init__()
+        width, input_width = shape.width, shape.input_width
+        self.causal = shape.causal
+        self.windows = [config.attention.window_of(layer) for layer in range(config.layers)]
+        self.supports, self.mix_kind = config.supports, config.attention.mix.kind
+        self.position = config.position.build(
+            width=input_width,
+            heads=config.attention.heads,
+            head_width=config.attention.head_width_in(width),
+            causal=shape.causal,
+        )
+        self.limit = self.position.limit
+        self.embedding_norm = config.norm.build(input_width) if config.embedding_norm else nn.Identity()
+        self.dropout = Dropout(config.dropout)
+        self.lift = Linear(input_width, width) if input_width != width else nn.Identity()
+        unique = 1 if config.share_layers else config.layers
+        self.layers = nn.ModuleList(_build_layer(config, shape, layer) for layer in range(unique))
+        self.depth = config.layers
+        self.norm = config.norm.build(width) if config.placement == "pre" else nn.Identity()
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        valid: Tensor | None = None,
+        segments: Tensor | None = None,
+        prefix: Tensor | None = None,
+        global_tokens: Tensor | None = None,
+        positions: Tensor | None = None,
+        memory: Memory | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """`positions` ((rows or 1) query), unless given, count on from the cache and start again with each segment.
+        Rows padded on the left need `positions=positions_of(valid)`.
+        """
+        assert cache is None or isinstance(cache, LayersCache)
+        assert memory is None or isinstance(memory, LayerMemory)
+        if positions is None:
+            positions = self._next_positions(x, segments, cache)
+        mask = Mask(causal=self.causal, key_valid=valid, segments=segments, prefix=prefix, global_tokens=global_tokens)
+        sights = self._sights(mask, positions, cache)
+        x = self.dropout(normed(self.position.embed(x, positions), self.embedding_norm))
+        x = self.lift(x)
+        memory_sight = None if memory is None else Sight(memory.mask)
+        for index, layer in enumerate(self.each_layer()):
+            x = layer(
+                x,
+                sight=sights[self.windows[index]],
+                memory=None if memory is None else memory.layers[index],
+                memory_sight=memory_sight,
+                cache=None if cache is None else cache.layers[index],
+            )
+        return normed(x, self.norm)
+
+    def read(self, states: Tensor, valid: Tensor | None = None) -> LayerMemory:
+        layers = [layer.cross.read(states) for layer in self.each_layer() if layer.cross is not None]
+        return LayerMemory(states=states, layers=layers, mask=Mask(key_valid=valid))
+
+    def new_cache(self, length: int) -> LayersCache:
+        return LayersCache([layer.attention.mix.new_cache(length) for layer in self.each_layer()])
+
+    def each_layer(self) -> list[Layer]:
+        """The layers in the order in which they act; with shared weights it is the same one again and again."""
+        return [cast(Layer, self.layers[index % len(self.layers)]) for index in range(self.depth)]
+
+    def _next_positions(self, x: Tensor, segments: Tensor | None, cache: LayersCache | None) -> Tensor:
+        if segments is not None:
+            return positions_in_segments(segments)[:, -x.shape[1] :]
+        start = 0 if cache is None else cache.length
+        end = start + x.shape[1]
+        limit = self.limit
+        if limit is not None and end > limit:
+            raise ValueError(f"{end} tokens, but this model learned {limit} positions; shorten the input")
+        return torch.arange(start, end, device=x.device)[None]
+
+    def _sights(self, mask: Mask, positions: Tensor, cache: LayersCache | None) -> dict[int | None, Sight]:
+        """What the layers may know, by their window."""
+        unsupported = mask.facts() - self.supports
+        if unsupported:
+            raise ValueError(f"attention {self.mix_kind} does not support {', '.join(sorted(unsupported))}")
+        key_positions = positions if cache is None else cache.place(positions)
+        sight = Sight(mask, positions, key_positions, self.position)
+        return {window: sight if window is None else sight.with_window(window) for window in set(self.windows)}
+
+
+def _build_layer(config: TransformerConfig, shape: StackShape, layer: int) -> Layer:
+    width, cross = shape.width, config.cross_attention
+    return Layer(
+        attention=SelfAttention(config.attention, width, config.head_shapes(shape)[layer]),
+        cross=CrossAttention(cross, width, cross.shape(width, cross=True)) if shape.cross else None,
+        feedforward=config.feedforward.build(width),
+        residual=lambda: Residual(config.norm.build(width), placement=config.placement, dropout=config.dropout),
+    )
