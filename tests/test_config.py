@@ -40,6 +40,7 @@ BAD = {
     "encoder.position={kind: relative_bias, buckets: 30}": "buckets 30 cannot be halved twice; choose a multiple of 4",
     "width": "'width' is not of the form key=value, such as width=256",
     "width.layers=3": "'width.layers': 'width' holds 512, which has no keys of its own",
+    "tie.layers=3": "'tie.layers': 'tie' holds 'all', which has no keys of its own",
 }
 
 
@@ -96,3 +97,11 @@ def test_overrides_change_only_what_they_name():
     assert changed.decoder.layers == 3
     assert changed.encoder.position == RotaryConfig(base=500)
     assert override(changed, ["decoder.layers=6", "encoder.position=sinusoidal"]) == BASE
+
+
+def test_keys_of_a_part_may_follow_its_name():
+    changed = override(BASE, ["encoder.position=rotary", "encoder.position.base=500"])
+    assert changed.encoder.position == RotaryConfig(base=500)
+    assert changed.decoder.position == BASE.decoder.position
+    with pytest.raises(ValueError, match="encoder.position: unknown position 'rotry'; did you mean 'rotary'?"):
+        override(BASE, ["encoder.position=rotry", "encoder.position.base=500"])

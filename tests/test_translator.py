@@ -242,3 +242,12 @@ def test_streams_write_the_same_and_see_new_weights(folder, translator, config):
     several.writer.streams = 1
     assert texts(changed) == texts(several.translate(lines, config)) != texts(translator.translate(lines, config))
     several.close()
+
+
+def test_streams_take_a_model_loaded_in_inference_mode(folder, translator):
+    lines = ["a b c", "d", "e f g h", "a a a a"]
+    with torch.inference_mode():
+        several = load(folder, streams=2)
+    assert all(parameter.is_inference() for parameter in several.models[0].parameters())
+    assert texts(several.translate(lines, GREEDY, batch_size=1)) == texts(translator.translate(lines, GREEDY))
+    several.close()

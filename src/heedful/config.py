@@ -108,7 +108,8 @@ def part_config(contract: type[ConfigT], kind: str) -> type[ConfigT]:
 def override(config: ConfigT, assignments: Iterable[str]) -> ConfigT:
     """A copy with keys changed, each given as `path.to.key=value`; the value is read as YAML.
 
-    Naming another kind of part (`encoder.position=rotary`) starts from that part's defaults.
+    Naming another kind of part (`encoder.position=rotary`) starts from that part's defaults; keys of the new part may
+    follow (`encoder.position.base=500`).
     """
     data = config.model_dump()
     for assignment in assignments:
@@ -120,11 +121,21 @@ def override(config: ConfigT, assignments: Iterable[str]) -> ConfigT:
         for depth, parent in enumerate(parents):
             if parent not in place:
                 raise ValueError(f"unknown key {'.'.join(parents[: depth + 1])!r}{did_you_mean(parent, place)}")
+            if isinstance(place[parent], str) and isinstance(_at(config, parents[: depth + 1]), PartConfig):
+                place[parent] = {"kind": place[parent]}
             if not isinstance(place[parent], dict):
                 raise ValueError(f"{path!r}: {parent!r} holds {place[parent]!r}, which has no keys of its own")
             place = place[parent]
         place[last] = yaml.safe_load(text)
     return parse(type(config), data)
+
+
+def _at(config: Config, path: list[str]) -> Any:
+    """What a config holds under a path of keys, or None."""
+    found: Any = config
+    for key in path:
+        found = getattr(found, key, None)
+    return found
 
 
 def parse(kind: type[ConfigT], data: Any) -> ConfigT:

@@ -1,18 +1,29 @@
 """Files are put in place whole or not at all."""
 
 import os
+import re
+import socket
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
+from uuid import uuid4
+
+STALE = 24 * 3600  # seconds without a write after which a temporary file has no owner, whoever that was
+_UMASK_LOCK = threading.Lock()
 
 
 @contextmanager
 def in_place(path: Path) -> Iterator[Path]:
     """Gives a temporary path beside `path` to write to; afterwards it takes the place of `path` in one step.
 
-    Whatever goes wrong before that (a full disk, a kill), `path` is as it was.
+    Whatever goes wrong before that (a full disk, a kill), `path` is as it was. Several processes and threads may write
+    the same `path` at once: each has its own temporary file, and the last to finish wins.
     """
-    temporary = path.with_name(f".{path.name}.tmp")  # always the same, so that what a kill left is written over
+    _remove_leftovers(path)
+    temporary = path.with_name(f".{path.name}.{_host()}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
     try:
         yield temporary
         temporary.chmod(0o666 & ~_umask())  # some libraries write files that only their owner may read
@@ -24,10 +35,50 @@ def in_place(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def _remove_leftovers(path: Path) -> None:
+    """Delete what processes that were killed left of earlier attempts at `path`, so that they do not fill the disk.
+
+    Whether a process of another machine is alive cannot be seen: its files go when nobody has written to them for long.
+    """
+    for old in path.parent.glob(f".{escape(path.name)}.*tmp"):
+        with suppress(OSError):  # another process may remove it first, or own it
+            named = re.fullmatch(r"\.(.+)\.(\d+)\.[0-9a-f]{8}\.tmp", old.name.removeprefix(f".{path.name}"))
+            if named is not None and named[1] == _host():
+                gone = not _is_running(int(named[2]))
+            elif named is not None or old.name == f".{path.name}.tmp":  # the latter is the name that 0.1 used
+                gone = time.time() - old.stat().st_mtime > STALE
+            else:
+                continue
+            if gone:
+                old.unlink()
+
+
+def _host() -> str:
+    """Where process ids mean the same: a machine, or one of its containers, which may share the machine's name."""
+    try:
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        namespace = 0
+    return f"{socket.gethostname()}-{namespace}"
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":
+        return True  # signal 0 is not a question there
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # another user's
+    return True
+
+
 def _umask() -> int:
-    mask = os.umask(0o022)  # it can only be read by setting it
-    os.umask(mask)
-    return mask
+    with _UMASK_LOCK:
+        mask = os.umask(0o022)  # it can only be read by setting it
+        os.umask(mask)
+        return mask
 
 
 def write_text(path: Path, text: str) -> None:

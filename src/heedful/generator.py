@@ -1,7 +1,7 @@
 """A language model at work: prompts in, continuations out.
 
 generator = load("runs/book")
-generator.generate(["Once upon"])[0].text
+generator.generate(["Once upon"])[0][0].text
 """
 
 import math

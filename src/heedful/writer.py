@@ -111,7 +111,8 @@ class Writer:
 
     def _started(self) -> "Streams[_Batch, list[list[Hypothesis]]]":
         """The streams, with the weights as they are now."""
-        weights = [(id(tensor), tensor._version) for model in self.models for tensor in model.parameters()]
+        held = [parameter for model in self.models for parameter in model.parameters()]
+        weights = [(id(one), 0 if one.is_inference() else one._version) for one in held]
         now = (weights, self.streams, id(self.shortlist))
         if self._several is None or self._several[0] != now:
             self.close()

@@ -9,7 +9,7 @@ import yaml
 
 from heedful.commands.main import main
 from heedful.data.prepare import Inputs
-from heedful.inspection.attention import Attention, look
+from heedful.inspection.attention import Attention, look, translated_parts
 from heedful.training.recipe import read_recipe, recipes
 from heedful.training.run import train
 from heedful.translator import load
@@ -126,3 +126,48 @@ def test_weights_belong_to_their_tokens(folder):
         assert weights.shape[2:] == (len(queries), len(keys))
         assert weights.sum(-1).allclose(weights.new_ones(()), atol=1e-5)
     assert not seen.decoder.triu(1).any()
+
+
+def test_a_text_translated_in_parts_has_no_attention_as_a_whole(folder):
+    translator, text = load(folder), "a b c d e f g h. " * 20
+    with pytest.raises(ValueError, match=r"this text is translated in \d+ parts, each with its own attention"):
+        look(translator, text)
+    parts = translated_parts(translator, text)
+    assert [part for part, _ in parts] == translator.parts(text)
+    assert [token for _, found in parts for token in found.tokens] == translator.translate([text])[0].tokens
+    for part, found in parts:
+        assert len(look(translator, part, found.tokens).target) == len(found.tokens) + 1
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_the_picture_is_of_the_part_that_was_asked_for(monkeypatch, capsys, folder, number):
+    translator, text, drawn = load(folder), "a b c. d e f g. h i. " * 30, []
+    monkeypatch.setattr("heedful.inspection.plots.draw_attention", lambda seen, out, **_: drawn.append(seen) or out)
+    monkeypatch.setattr(sys, "argv", ["heedful", "plot", "attention", str(folder), text, "--part", str(number)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    parts = translated_parts(translator, text)
+    expected = f"the text was translated in {len(parts)} parts; this is part {number} (--part)"
+    assert not caught.value.code and expected in capsys.readouterr().err
+    part, found = parts[number - 1]
+    assert torch.equal(drawn[0].cross, look(translator, part, found.tokens).cross)
+
+
+def test_a_part_that_is_not_there(monkeypatch, capsys, folder):
+    said = refused(monkeypatch, capsys, "plot", "attention", folder, "a b c", "--part", "2")
+    assert "there is no part 2; the text was translated in 1" in said
+
+
+def test_inspect_shows_the_first_part_as_it_was_translated(monkeypatch, capsys, folder):
+    translator, text = load(folder), "a b c d e f g h. " * 20
+    data = json.loads(run(monkeypatch, capsys, "inspect", folder, text, "--json"))
+    parts = translator.parts(text)
+    assert data["inspected"]["part"] == {"number": 1, "count": len(parts), "text": parts[0]}
+    shown = [one["id"] for one in data["inspected"]["target"]]
+    assert shown == translator.translate([parts[0]])[0].tokens
+    whole = [one["id"] for one in data["translation"]["tokens"]]
+    assert whole[: len(shown)] == shown and len(whole) > len(shown)
+    assert len(data["inspected"]["attention"]["cross"]["keys"]) == len(translator.source.encode(parts[:1])[0]) + 1
+    assert data["inspected"]["translation"] == translator.target.decode([shown])[0].strip()
+    short = json.loads(run(monkeypatch, capsys, "inspect", folder, "a b", "--json"))
+    assert short["inspected"]["part"] == {"number": 1, "count": 1, "text": "a b"}

@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from heedful import generator, translator
+from heedful.checkpoint import load_model
+from heedful.commands.main import main
 from heedful.commands.translate import _with_sources
 from heedful.data.prepare import Inputs
 from heedful.training.recipe import read_recipe
@@ -159,6 +162,19 @@ def test_evaluate_models_side_by_side(place):
 def test_evaluate_prints_a_table(place):
     code, out, _ = heedful(place, "evaluate", "a", "p.tsv", "-b", 1)
     assert code == 0 and "BLEU" in out and "version:" in out
+
+
+@pytest.mark.parametrize(("folders", "test"), [(["a"], "two.tsv"), (["b", "a"], "two.tsv"), (["lm"], "book.txt")])
+def test_evaluate_loads_each_model_once(place, monkeypatch, capsys, folders, test):
+    (place / "two.tsv").write_text("a b\ta b\nc\tc d\n")
+    loaded = []
+    for user in (generator, translator):
+        monkeypatch.setattr(user, "load_model", lambda folder: loaded.append(str(folder)) or load_model(folder))
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["heedful", "evaluate", *folders, test, "--json", "--streams", "1"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert not caught.value.code and loaded == folders, capsys.readouterr().err
 
 
 def test_score_adds_up(place):

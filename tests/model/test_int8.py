@@ -63,6 +63,54 @@ def test_without_kernels_it_is_the_same_function(monkeypatch):
     torch.testing.assert_close(fast, linear(x), atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_pass_through_as_through_the_rounded_weights(monkeypatch, kernels, dtype):
+    if not kernels:
+        monkeypatch.setattr("heedful.model.kernels.NATIVE", None)
+    torch.manual_seed(0)
+    int8 = Int8Linear(torch.nn.Linear(31, 21))
+    exact = torch.nn.Linear(31, 21)
+    with torch.no_grad():
+        exact.weight.copy_(int8.panels.rows(torch.arange(21)))
+        exact.bias.copy_(int8(torch.zeros(31)))
+        int8(torch.randn(31))  # in another mode: what is kept from here must not be in the way
+    x, dy = torch.randn(3, 2, 31).to(dtype).transpose(0, 1).requires_grad_(), torch.randn(2, 3, 21)
+    expected = exact(x.float())
+    torch.testing.assert_close(int8(x), expected, atol=2e-4, rtol=1e-4)
+    (wanted,) = torch.autograd.grad(expected, x, dy)
+    (found,) = torch.autograd.grad(int8(x), x, dy)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, wanted)
+
+
+def test_gradients_pass_through_an_output_table_and_a_fused_product():
+    model = create(vaswani(vocab=101, width=64, hidden=96, heads=4, layers=1, dropout=0.0)).eval()
+    table, states = Int8Embedding(model.embedding), torch.randn(2, 3, 64, requires_grad=True)
+    (found,) = torch.autograd.grad(table.project(states).sum(), states)
+    torch.testing.assert_close(found[1, 2], table.rows(torch.arange(101)).sum(0))
+    fused = Int8Linear(model.encoder.layers[0].attention.query_key_value, parts=(64, 64, 64))
+    (found,) = torch.autograd.grad(fused(states)[1].sum(), states)
+    torch.testing.assert_close(found[1, 2], fused.panels.rows(torch.arange(64, 128)).sum(0))
+
+
+def test_without_kernels_gradients_pass_after_use_in_inference_mode(monkeypatch):
+    monkeypatch.setattr("heedful.model.kernels.NATIVE", None)
+    linear, x = Int8Linear(torch.nn.Linear(31, 21)), torch.randn(31, requires_grad=True)
+    with torch.inference_mode():
+        linear(torch.randn(31))
+    linear(x).sum().backward()
+    torch.testing.assert_close(x.grad, linear.panels.rows(torch.arange(21)).sum(0))
+
+
+@pytest.mark.parametrize(("tokens", "wrong"), [([3, 101], 101), ([-1, 3], -1), ([111], 111)])
+def test_a_token_outside_the_table_is_refused(tokens, wrong):
+    model = create(vaswani(vocab=101, width=64, hidden=96, heads=4, layers=1, dropout=0.1))
+    with pytest.raises(IndexError, match=f"there is no row {wrong}; rows are 0 to 100"):
+        Int8Embedding(model.embedding)(torch.tensor(tokens))
+    assert Int8Embedding(model.embedding)(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0, 64)
+
+
 def test_what_is_small_stays_as_it_is():
     model = create(vaswani(vocab=9000, width=64, hidden=96, heads=4, layers=1, dropout=0.1))
     assert quantize_int8(model, least=1 << 18) == 1 and isinstance(model.embedding, Int8Embedding)

@@ -105,7 +105,9 @@ def test_both_languages_both_themes_and_a_phone(page):
 def test_long_texts_and_mistakes_stay_usable(page):
     type_and_wait(page, "a b c d e f g h i j " * 3)
     page.click("#tab-attention")
-    assert page.locator("#map").is_visible()
+    assert page.locator("#map").is_visible() and not page.locator("#part").is_visible()
+    page.fill("#source", "a b c d e f g h i j. " * 30)
+    page.wait_for_selector("#part:has-text('parts. This is part 1: “a b c')")
     page.fill("#source", "x" * 20_001)
     page.wait_for_selector("#problem:has-text('characters are more than')")
     page.fill("#source", "")

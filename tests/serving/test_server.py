@@ -400,8 +400,10 @@ def test_the_attention_shown_is_what_the_model_used(server, offline):
         assert torch.allclose(torch.tensor(shown["weights"]), weights, atol=6e-4)
 
 
-def test_too_much_to_look_inside(server):
+def test_too_much_to_look_inside(server, offline):
     found = httpx.post(f"{server}/api/inspect", json={"text": "a b " * 300}, timeout=30).json()
+    parts = offline.parts("a b " * 300)
+    assert found["part"] == {"number": 1, "count": len(parts), "text": parts[0]}
     assert found["warnings"] == ["only the first part of this long text is shown inside"] and len(found["source"]) < 40
 
 

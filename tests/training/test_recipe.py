@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from heedful.model.position.rotary import RotaryConfig
 from heedful.training.parallel import World
 from heedful.training.plan import parse_budget, readable_words
 from heedful.training.recipe import TrainingConfig, differences, merge, read_recipe, recipes
@@ -52,6 +53,16 @@ def test_keys_change_on_the_command_line():
         ("tiny", ["seed=[1"], "'seed=[1': '[1' is not a value that YAML can read"),
         ("tiny", ["seed=-1"], "seed: input should be greater than or equal to 0"),
         ("tiny", ["model=vaswani-base"], "to name a preset, write model.preset=vaswani-base"),
+        (
+            "tiny",
+            ["model.encoder.position=learned", "model.encoder.position.length=31", "data.max_length=37"],
+            "the model learns 31 positions, but texts may have 38 tokens; raise model.encoder.position.length",
+        ),
+        (
+            "tiny",
+            ["model.decoder.position={kind: learned, length: 31}", "data.max_length=37"],
+            "the model learns 31 positions, but texts may have 38 tokens; raise model.decoder.position.length",
+        ),
         ("missing.yaml", [], "there is no recipe missing.yaml"),
     ],
 )
@@ -72,6 +83,19 @@ def test_merge_replaces_a_part_of_another_kind():
     base = {"position": {"kind": "sinusoidal", "base": 1}, "layers": 2}
     assert merge(base, {"position": {"kind": "rotary"}}) == {"position": {"kind": "rotary"}, "layers": 2}
     assert merge(base, {"position": {"base": 5}})["position"] == {"kind": "sinusoidal", "base": 5}
+
+
+def test_keys_of_a_part_may_follow_its_name():
+    changes = ["model.encoder.position=rotary", "model.encoder.position.base=500"]
+    position = read_recipe("tiny", changes).model.encoder.position
+    assert (position.kind, position.base) == ("rotary", 500)
+    assert read_recipe("tiny", changes[::-1]).model.encoder.position == RotaryConfig()  # a name resets the part
+
+
+def test_a_recipe_file_may_name_a_part_whose_keys_the_command_line_changes(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("model: {preset: vaswani-tiny, encoder: {position: rotary}}")
+    assert read_recipe(str(path), ["model.encoder.position.base=500"]).model.encoder.position == RotaryConfig(base=500)
 
 
 def test_differences_are_named():

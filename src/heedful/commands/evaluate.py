@@ -39,23 +39,23 @@ def evaluate(
     if len(models) < 2:
         raise ValueError("give a model folder and a test file, such as: heedful evaluate runs/my-model test.tsv")
     *folders, test = models
-    import heedful
-    from heedful.generator import Generator
+    from heedful.checkpoint import read_config
 
     if not test.is_file():
         raise ValueError(f"there is no file {test}")
-    first = heedful.load(folders[0])
-    if isinstance(first, Generator):
-        _show_perplexity(first, test, as_json)
+    recipe = read_config(folders[0])
+    if recipe["model"].get("kind") == "decoder_only":
+        from heedful import generator
+
+        _show_perplexity(generator.load(folders[0]), test, as_json)
         return
-    from heedful.checkpoint import read_config
     from heedful.decoding.generation import GenerationConfig
     from heedful.evaluation.compare import by_length, compare, worst
     from heedful.translator import load
 
     pairs = _pairs(test)
     sources, references = [source for source, _ in pairs], [target for _, target in pairs]
-    language = str(read_config(folders[0]).get("data", {}).get("target_language", ""))
+    language = str(recipe.get("data", {}).get("target_language", ""))
     config = GenerationConfig(num_beams=num_beams, length_penalty=length_penalty)
     results, texts = {}, {}
     for folder in folders:

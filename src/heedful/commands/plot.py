@@ -1,6 +1,7 @@
 """`heedful plot`: pictures where people would rather look than read."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ def attention(
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("attention.png"),
     kind: Annotated[str, typer.Option(help="cross, encoder or decoder.")] = "cross",
     head: Annotated[str, typer.Option(help="Only this one, large: LAYER.HEAD, from 0; or `aligner`.")] = "",
+    part: Annotated[int, typer.Option(min=1, help="Of a text that is translated in parts, which one.")] = 1,
     as_json: Json = False,
 ) -> None:
     """What every layer and head looks at while a text is translated.
@@ -33,7 +35,7 @@ def attention(
       heedful plot attention runs/my-model "The cat sleeps." --head aligner
     """
     draw = _plots().draw_attention
-    from heedful.inspection.attention import look
+    from heedful.inspection.attention import look, translated_parts
     from heedful.translator import load
 
     translator = load(model)
@@ -47,7 +49,13 @@ def attention(
         if not (layer.isdecimal() and number.isdecimal()):
             raise ValueError(f"head {head!r} is not LAYER.HEAD, such as 0.3, nor `aligner`")
         only = (int(layer), int(number))
-    _say(draw(look(translator, text), out, kind=kind, only=only), as_json)
+    parts = translated_parts(translator, text)
+    if part > len(parts):
+        raise ValueError(f"there is no part {part}; the text was translated in {len(parts)}")
+    if len(parts) > 1:
+        print(f"the text was translated in {len(parts)} parts; this is part {part} (--part)", file=sys.stderr)
+    source, found = parts[part - 1]
+    _say(draw(look(translator, source, found.tokens), out, kind=kind, only=only), as_json)
 
 
 @plot.command()

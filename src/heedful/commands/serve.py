@@ -86,6 +86,8 @@ def inspect(
 ) -> None:
     """Write what the model does with a text as one HTML file that needs nothing else: tokens, every head, every step.
 
+    A text that is too long for the model is translated in parts; tokens, heads and steps are those of the first.
+
     Examples:
 
       heedful inspect runs/my-model "The cat sleeps." --out cat.html
@@ -107,8 +109,14 @@ def inspect(
         raise ValueError("there is no text to look at")
     config = GenerationConfig(num_beams=num_beams, num_return_sequences=num_beams)
     has = translator.aligner is not None
+    first, *others = translator.parts(text)
     (found,) = translator.translate([Request(text, target_prefix)], config, alignment=has, history=True)
-    data = {"text": text, "translation": told(translator, text, found), "inspected": inspected(translator, text, found)}
+    shown = translator.translate([Request(first, target_prefix)], config, history=True)[0] if others else found
+    data = {
+        "text": text,
+        "translation": told(translator, text, found),
+        "inspected": inspected(translator, first, shown, parts=1 + len(others)),
+    }
     if as_json:
         print(json.dumps(data, ensure_ascii=False))
         return

@@ -8,6 +8,8 @@ What config.json says beyond the shape of the model (token ids, say) comes back 
 
 import json
 import re
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from heedful.config import did_you_mean, kinds
-from heedful.families import Family, State, family, their_names
+from heedful.families import Family, Names, State, family, their_names
 from heedful.files import in_place, write_text
 from heedful.model.architecture import ArchitectureConfig, Model
 from heedful.model.create import layout
@@ -30,15 +32,20 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Opened:
-    """A model, the name of its family, and what its config.json says beyond its shape."""
+    """A model, the name of its family, and what its config.json says beyond its shape. `left_out`: tensors of the file
+    that the model does not use, such as another task's head."""
 
     model: Model
     family: str
     details: dict[str, Any]
+    left_out: list[str]
 
 
 def load(folder: str | Path, *, dtype: torch.dtype | None = torch.float32) -> Opened:
-    """Open a folder. `dtype` None keeps the file's own. Tensors are read one by one: memory holds the model once."""
+    """Open a folder. `dtype` None keeps the file's own. Tensors are read one by one: memory holds the model once.
+
+    What is missing or contradicts config.json is refused; what the model does not use is left out with a warning.
+    """
     folder = Path(folder)
     theirs = _read_json(folder / "config.json")
     name, known = _family_of(theirs, folder)
@@ -53,11 +60,21 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = torch.float32) -> Op
         ours: _to_ours(ours, [tensors.read(theirs) for theirs in their_names(ours, names)], parameter.shape, known)
         for ours, parameter in model.named_parameters()
     }
-    tensors.check_that_all_are_used()
+    left_out = tensors.left_out(names)
+    architecture = (theirs.get("architectures") or ["Model"])[0]
+    if known.architectures and not architecture.endswith(known.architectures):
+        heads = ", ".join(head.kind for head in getattr(config, "heads", ())) or "none"
+        warnings.warn(f"{folder}: architecture {architecture!r} is not one we have; heads by its tensors: {heads}",
+                      stacklevel=2)  # fmt: skip
+    if left_out:
+        warnings.warn(f"{folder}: left out what the model does not use: {_some(left_out)}", stacklevel=2)
     model.load_state_dict(weights, assign=True)
     beyond = set(theirs) - {"model_type"} - set(known.write_config(config))
     return Opened(
-        model=model.to(dtype) if dtype else model, family=name, details={key: theirs[key] for key in sorted(beyond)}
+        model=model.to(dtype) if dtype else model,
+        family=name,
+        details={key: theirs[key] for key in sorted(beyond)},
+        left_out=left_out,
     )
 
 
@@ -92,24 +109,29 @@ class _Tensors:
     def __init__(self, folder: Path, known: Family) -> None:
         self.folder = folder
         self.family = known
-        self.files = {self._name(name): (name, file) for name, file in _tensor_files(folder).items()}
+        files = _tensor_files(folder)
+        self.files = {_today(name, known, of=files): (name, file) for name, file in files.items()}
         self.names = set(self.files)
         self.used: set[str] = set()
 
     def read(self, name: str) -> Tensor | None:
         """None for a tensor that may be missing because it is zero then."""
+        asked, name = name, _today(name, self.family)
         if name not in self.files:
             if name in self.family.rows:
                 return None
-            raise ValueError(f"{self.folder} has no tensor {name}, which config.json asks for")
+            raise ValueError(f"{self.folder} has no tensor {asked}, which config.json asks for")
         self.used.add(name)
         stored, file = self.files[name]
         with safe_open(file, framework="pt") as opened:
             tensor: Tensor = opened.get_tensor(stored)
         return tensor
 
-    def check_that_all_are_used(self) -> None:
-        """A tensor that nobody asked for is a mistake, unless it repeats a tied one or holds nothing learned."""
+    def left_out(self, table: Names) -> list[str]:
+        """The tensors that nobody asked for, as the file calls them, less those that repeat a tied one or hold nothing
+        learned. One that belongs to the layers, or to another place than a head, contradicts the config."""
+        found = []
+        body = [_pattern(_today(name, self.family)) for name in _outside_heads(table)]
         for name in sorted(self.names - self.used):
             original = self.family.duplicates.get(name)
             if original in self.used:
@@ -117,13 +139,36 @@ class _Tensors:
                 if first is None or second is None or not torch.equal(first, second):
                     raise ValueError(f"{self.folder}: {name} differs from {original}, but config.json ties them")
             elif not any(re.fullmatch(pattern, name) for pattern in self.family.ignored):
-                raise ValueError(f"{self.folder} holds {name}, for which the model of config.json has no place")
+                if any(re.match(pattern, name) for pattern in body):
+                    raise ValueError(f"{self.folder} holds {name}, for which the model of config.json has no place")
+                found.append(self.files[name][0])
+        return found
 
-    def _name(self, stored: str) -> str:
-        """The name as it is written today: old files say gamma and beta, and some leave out the leading module."""
-        name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", stored)
-        name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
-        return self.family.prefix + name if name.startswith(self.family.bare) else name
+
+def _today(stored: str, known: Family, *, of: Iterable[str] = ()) -> str:
+    """A tensor's name as it is written today: old files say gamma and beta, and some leave out the leading module.
+    Where others `of` the file have it, a name without it belongs to something else."""
+    name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", stored)
+    name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
+    is_bare = name.startswith(known.bare) and not any(other.startswith(known.prefix) for other in of)
+    return known.prefix + name if is_bare else name
+
+
+def _outside_heads(table: Names) -> set[str]:
+    every = {ours: (theirs,) if isinstance(theirs, str) else theirs for ours, theirs in table.items()}
+    return {name for ours, theirs in every.items() if not ours.startswith("heads.") for name in theirs}
+
+
+def _pattern(name: str) -> str:
+    """Of what belongs to a place: of a layer's, everything in any layer of that stack."""
+    stack, layered, _ = name.partition("{}")
+    return re.escape(stack) + (r"\d+\." if layered else r"(\.[^.]+)?$")
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    """At most a handful, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
@@ -170,7 +215,7 @@ def _check_that_it_holds_all(
     config: ArchitectureConfig, keys: dict[str, Any], names: dict[str, tuple[str, ...]], name: str
 ) -> None:
     """What is written must mean this very model; dropout aside, which is no part of the function."""
-    written = {their for theirs in names.values() for their in theirs}
+    written = {_today(their, family(name)) for theirs in names.values() for their in theirs}
     again = _without_dropout(family(name).read_config(keys, written).model_dump())
     lost = [key for key, value in _without_dropout(config.model_dump()).items() if again.get(key, value) != value]
     lost += [ours for ours, theirs in names.items() if not theirs and not lost]

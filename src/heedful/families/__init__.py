@@ -31,8 +31,9 @@ class Family:
     names           our config -> {our module or parameter: theirs}, with `{}` for a layer's number. A tuple on their
                     side means that ours is theirs side by side (query, key and value in one matrix).
     duplicates      their names of tied weights that a file may repeat -> the name they repeat
+    architectures   endings of the class names that say which heads a model has; none where all models have the same
     ignored         patterns of their tensors that hold nothing learned
-    prefix, bare    files of the bare model leave out `prefix` before names that start with one of `bare`
+    prefix, bare    files of the bare model may leave out `prefix` before names that start with one of `bare`
     transposed      whether their layers' matrices are stored inputs x outputs (GPT-2)
     rows            their tensors that have one more axis of size one in front
     convert         done to (config, weights) before writing, where their model states the same function differently
@@ -44,6 +45,7 @@ class Family:
     write_config: Callable[[Any], dict[str, Any]]
     names: Callable[[Any], Names]
     duplicates: Mapping[str, str] = field(default_factory=dict)
+    architectures: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     prefix: str = ""
     bare: tuple[str, ...] = ()

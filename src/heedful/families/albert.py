@@ -27,7 +27,7 @@ def albert(*, width: int, hidden: int, heads: int, layers: int) -> EncoderOnlyCo
 def read_config(theirs: dict[str, Any], names: set[str]) -> EncoderOnlyConfig:
     if theirs.get("num_hidden_groups", 1) != 1 or theirs.get("inner_group_num", 1) != 1:
         raise ValueError("this ALBERT has several groups of layers; only one shared layer is known here")
-    heads = bert.read_heads(theirs, pooled="pooler.weight" in names)
+    heads = bert.read_heads(theirs, bert.held_heads(head_names("albert."), names))
     config = bert.read_encoder(theirs, heads, offset=0)
     return config.model_copy(update={"encoder": config.encoder.model_copy(update={"share_layers": True})})
 
@@ -53,6 +53,12 @@ def names(config: EncoderOnlyConfig) -> dict[str, str | tuple[str, ...]]:
         f"{ours}.feedforward.input": f"{theirs}.ffn",
         f"{ours}.feedforward.output": f"{theirs}.ffn_output",
         f"{ours}.feedforward_residual.norm": f"{theirs}.full_layer_layer_norm",
+        **head_names(base),
+    }
+
+
+def head_names(base: str) -> dict[str, str]:
+    return {
         "heads.pooler.dense": f"{base}pooler",
         "heads.masked_lm.dense": "predictions.dense",
         "heads.masked_lm.norm": "predictions.LayerNorm",
@@ -81,5 +87,8 @@ FAMILY = Family(
         "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
         "predictions.decoder.bias": "predictions.bias",
     },
+    architectures=tuple(bert.ARCHITECTURES),
     ignored=(r".*embeddings\.position_ids",),
+    prefix="albert.",
+    bare=("embeddings.", "encoder.", "pooler."),
 )

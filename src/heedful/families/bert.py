@@ -38,19 +38,28 @@ def bert(*, width: int, hidden: int, heads: int, layers: int) -> EncoderOnlyConf
 
 
 def read_config(theirs: dict[str, Any], names: set[str]) -> EncoderOnlyConfig:
-    heads = read_heads(theirs, pooled="pooler.dense.weight" in names)
+    held = held_heads(head_names("bert."), names)
+    heads = read_heads(theirs, held)
     # Published files say ForMaskedLM and hold the head for the next sentence as well.
-    if "cls.seq_relationship.weight" in names and not any(head.kind == "next_sentence" for head in heads):
+    if [head.kind for head in heads] == ["masked_lm"] and "next_sentence" in held:
         heads.append(SequenceConfig(kind="next_sentence", dropout=0.0))
     return read_encoder(theirs, heads, offset=0)
 
 
-def read_heads(theirs: dict[str, Any], *, pooled: bool) -> list[HeadConfig]:
-    """The heads that the architecture's name implies."""
+def held_heads(table: dict[str, str], names: set[str]) -> set[str]:
+    """The heads whose tensors are all among these names."""
+    every = {ours.split(".")[1] for ours in table}
+    missing = {ours.split(".")[1] for ours, name in table.items() if not {name, f"{name}.weight"} & names}
+    return every - missing
+
+
+def read_heads(theirs: dict[str, Any], held: set[str]) -> list[HeadConfig]:
+    """The heads that the architecture's name implies; for a name that we do not know, those that the file holds."""
     architecture = (theirs.get("architectures") or ["Model"])[0]
     kinds = next((kinds for suffix, kinds in ARCHITECTURES.items() if architecture.endswith(suffix)), None)
     if kinds is None:
-        raise ValueError(f"architecture {architecture!r} is not one we have; known endings: {', '.join(ARCHITECTURES)}")
+        whole = [kinds for kinds in ARCHITECTURES.values() if held.issuperset(kinds)]
+        kinds = max(whole, key=len, default=[])  # of those equally long, the first
     dropout = theirs.get("classifier_dropout") or theirs.get("classifier_dropout_prob")
     dropout = theirs.get("hidden_dropout_prob", 0.1) if dropout is None else dropout
     classes = len(theirs.get("id2label") or "01")
@@ -63,10 +72,12 @@ def read_heads(theirs: dict[str, Any], *, pooled: bool) -> list[HeadConfig]:
         "answer_span": TokenConfig(kind="answer_span", classes=classes, dropout=0.0),
         "pooler": PoolerConfig(),
     }
-    return [made[kind] for kind in kinds if kind != "pooler" or pooled]
+    return [made[kind] for kind in kinds if kind != "pooler" or "pooler" in held]
 
 
 def read_encoder(theirs: dict[str, Any], heads: list[HeadConfig], *, offset: int) -> EncoderOnlyConfig:
+    if theirs.get("is_decoder"):
+        raise ValueError("is_decoder is true: an encoder of this family that reads only to the left is not known here")
     return EncoderOnlyConfig(
         vocab=theirs["vocab_size"],
         width=theirs["hidden_size"],
@@ -133,8 +144,11 @@ def architecture(config: EncoderOnlyConfig) -> str:
 
 def names(config: EncoderOnlyConfig) -> dict[str, str | tuple[str, ...]]:
     base = "" if architecture(config) == "Model" else "bert."
+    return {**encoder_names(base), **head_names(base)}
+
+
+def head_names(base: str) -> dict[str, str]:
     return {
-        **encoder_names(base),
         "heads.pooler.dense": f"{base}pooler.dense",
         "heads.masked_lm.dense": "cls.predictions.transform.dense",
         "heads.masked_lm.norm": "cls.predictions.transform.LayerNorm",
@@ -179,5 +193,8 @@ FAMILY = Family(
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
+    architectures=tuple(ARCHITECTURES),
     ignored=(r".*embeddings\.position_ids",),
+    prefix="bert.",
+    bare=("embeddings.", "encoder.", "pooler."),
 )

@@ -23,7 +23,7 @@ def roberta(*, width: int, hidden: int, heads: int, layers: int) -> EncoderOnlyC
 
 def read_config(theirs: dict[str, Any], names: set[str]) -> EncoderOnlyConfig:
     # Their masked-LM head has GELU whatever the layers have.
-    heads = bert.read_heads({**theirs, "hidden_act": "gelu"}, pooled="pooler.dense.weight" in names)
+    heads = bert.read_heads({**theirs, "hidden_act": "gelu"}, bert.held_heads(head_names("roberta."), names))
     return bert.read_encoder(theirs, heads, offset=2)
 
 
@@ -33,8 +33,11 @@ def write_config(config: EncoderOnlyConfig) -> dict[str, Any]:
 
 def names(config: EncoderOnlyConfig) -> dict[str, str | tuple[str, ...]]:
     base = "" if bert.architecture(config) == "Model" else "roberta."
+    return {**bert.encoder_names(base), **head_names(base)}
+
+
+def head_names(base: str) -> dict[str, str]:
     return {
-        **bert.encoder_names(base),
         "heads.pooler.dense": f"{base}pooler.dense",
         "heads.masked_lm.dense": "lm_head.dense",
         "heads.masked_lm.norm": "lm_head.layer_norm",
@@ -59,5 +62,8 @@ FAMILY = Family(
         "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
     },
+    architectures=tuple(bert.ARCHITECTURES),
     ignored=(r".*embeddings\.position_ids",),
+    prefix="roberta.",
+    bare=("embeddings.", "encoder.", "pooler."),
 )

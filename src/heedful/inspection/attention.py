@@ -9,7 +9,7 @@ from heedful.data.padding import pad
 from heedful.model.multihead import CrossAttention, SelfAttention
 from heedful.model.record import Recorded, recorded
 from heedful.text.tokenizer import BOS, EOS, Tokenizer
-from heedful.translator import Translator
+from heedful.translator import Translation, Translator
 
 KINDS = ("cross", "encoder", "decoder")
 START, END = "<s>", "</s>"
@@ -44,9 +44,20 @@ class Attention:
         return weights, rows, self.read if kind == "decoder" else self.source
 
 
+def translated_parts(translator: Translator, text: str) -> list[tuple[str, Translation]]:
+    """The parts in which a text is translated, each with its own translation; one, unless the text is too long."""
+    parts = translator.parts(text)
+    return list(zip(parts, translator.translate(parts), strict=True))
+
+
 @torch.inference_mode()
 def look(translator: Translator, source: str, target: list[int] | None = None) -> Attention:
-    """The attention of the first model while it writes `target` (token ids), or else its own translation."""
+    """The attention of the first model while it writes `target` (token ids), or else its own translation.
+
+    This is one pass, so a text that is translated in parts is refused; see `translated_parts`.
+    """
+    if (count := len(translator.parts(source))) > 1:
+        raise ValueError(f"this text is translated in {count} parts, each with its own attention; give one of them")
     if target is None:
         target = translator.translate([source])[0].tokens
     model = translator.models[0]

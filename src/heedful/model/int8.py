@@ -1,8 +1,8 @@
 """int8 weights on the CPU: a quarter of the memory, and less of it to read at every step of decoding.
 
 Each row of a matrix has its own scale, and so has each vector that is multiplied by it: a sentence's numbers do not
-depend on its neighbours. Vectors are rounded to 16 bits, so that all that is lost is in the weights. For using a model,
-not for training it.
+depend on its neighbours. Vectors are rounded to 16 bits, so that all that is lost is in the weights. These are fixed;
+gradients pass through to what comes before.
 """
 
 from torch import Tensor, nn

@@ -98,7 +98,13 @@ class Panels:
         return values, scales, bias, self.depth, self.columns
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: anything depth -> anything columns"""
+        """x: anything depth -> anything columns. Gradients reach x; the weights have none."""
+        if x.requires_grad and torch.is_grad_enabled():
+            found: Tensor = _Product.apply(x, self)
+            return found
+        return self._product(x)
+
+    def _product(self, x: Tensor) -> Tensor:
         if NATIVE is None or x.device.type != "cpu":
             return self._by_torch(x)
         if not suits(x):
@@ -119,14 +125,35 @@ class Panels:
 
     def rows(self, numbers: Tensor) -> Tensor:
         """Rows of W."""
+        if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.columns:
+            wrong = int(numbers.min()) if int(numbers.min()) < 0 else int(numbers.max())
+            raise IndexError(f"there is no row {wrong}; rows are 0 to {self.columns - 1}")
         found = self.values[numbers // PANEL, :, numbers % PANEL].flatten(numbers.dim())[..., : self.depth]
         return found if self.scales is None else found * self.scales[numbers, None]
 
+    def unfolded(self, device: torch.device) -> Tensor:
+        """W as torch wants it: columns depth."""
+        if self._rows is not None and self._rows.device == device:
+            return self._rows
+        return self.rows(torch.arange(self.columns)).to(device)
+
     def _by_torch(self, x: Tensor) -> Tensor:
-        if self._rows is None or self._rows.device != x.device:
-            self._rows = self.rows(torch.arange(self.columns)).to(x.device)
+        self._rows = self.unfolded(x.device)
         bias = None if self.bias is None else self.bias[: self.columns].to(x.device)
         return F.linear(x.float(), self._rows, bias)
+
+
+class _Product(torch.autograd.Function):
+    """y = W x + b, where only x learns: dx = dy W."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, panels: Panels) -> Tensor:
+        ctx.panels, ctx.dtype = panels, x.dtype
+        return panels._product(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return (dy @ ctx.panels.unfolded(dy.device)).to(ctx.dtype), None
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,9 @@ def routes(context: Context) -> APIRouter:
 
     @router.post("/inspect", responses=NO_MODEL)
     async def inspect(asked: Inspected, request: Request) -> dict[str, Any]:
-        """Tokens, the attention of every layer and head, the candidates of every step, the tree of the beam."""
+        """Tokens, the attention of every layer and head, the candidates of every step, the tree of the beam.
+
+        Of a text that is translated in parts, all this is of the first; `part` says which of how many, and its text."""
         context.keys.check(bearer(request.headers))
         text = clean(asked.text)
         context.check_size([text])
@@ -135,7 +137,7 @@ def routes(context: Context) -> APIRouter:
             raise RefusedError(400, f"too long to look inside: {size} tokens are more than {MOST_TOKENS}")
         settings = Settings(GenerationConfig(num_beams=asked.num_beams), history=True)
         (found,) = await context.translate(request, model, [Text(first, clean(asked.target_prefix))], settings)
-        seen = await run_in_threadpool(inspected, model.translator, first, found)
+        seen = await run_in_threadpool(inspected, model.translator, first, found, parts=1 + len(others))
         return {**seen, "warnings": ["only the first part of this long text is shown inside"] if others else []}
 
     @router.post("/next", responses=NO_MODEL)
@@ -215,11 +217,15 @@ def tokens_of(tokenizer: Tokenizer, tokens: list[int]) -> list[dict[str, Any]]:
     return [{"id": token, "text": text or tokenizer.token(token)} for token, text in zip(tokens, texts, strict=True)]
 
 
-def inspected(translator: Translator, text: str, found: Translation) -> dict[str, Any]:
-    """Everything to be seen of one translation. Weights are rounded to three places; they are what the model used."""
+def inspected(translator: Translator, text: str, found: Translation, *, parts: int = 1) -> dict[str, Any]:
+    """Everything to be seen of one translation. Weights are rounded to three places; they are what the model used.
+
+    `text` and `found` are one pass through the model: the first of so many parts, if the text was too long for one.
+    """
     seen = look(translator, text, found.tokens)
     source = translator.source.encode([text.strip()])[0]
     return {
+        "part": {"number": 1, "count": parts, "text": text.strip()},
         "source": tokens_of(translator.source, source),
         "target": tokens_of(translator.target, found.tokens),
         "translation": found.text,

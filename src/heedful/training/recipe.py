@@ -85,12 +85,13 @@ class Recipe(Config):
             raise ValueError(f"task {self.task.kind} trains a {wanted}, but the model is {self.model.kind}")
         if self.training.metric in ("bleu", "chrf", "exact") and not self.task.pairs:
             raise ValueError(f"task {self.task.kind} has no {self.training.metric}; choose metric loss or accuracy")
-        stack = getattr(self.model, "decoder", None)
-        limit = getattr(stack.position, "length", None) if stack else None
         needed = getattr(self.task, "context", self.data.max_length + 1)
-        if limit is not None and needed > limit:
-            raise ValueError(f"the model learns {limit} positions, but texts may have {needed} tokens; raise "
-                             "model.decoder.position.length, or lower data.max_length or task.context")  # fmt: skip
+        for side in ("encoder", "decoder"):
+            stack = getattr(self.model, side, None)
+            limit = getattr(stack.position, "length", None) if stack else None
+            if limit is not None and needed > limit:
+                raise ValueError(f"the model learns {limit} positions, but texts may have {needed} tokens; raise "
+                                 f"model.{side}.position.length, or lower data.max_length or task.context")  # fmt: skip
         if not self.tokenizer.joint and self.task.pairs and getattr(self.model, "tie", "") in ("all", "inputs"):
             raise ValueError("two vocabularies cannot share one table; set model.tie=output with tokenizer.joint=false")
         return self
@@ -155,6 +156,8 @@ def merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in change.items():
         old = merged.get(key)
+        if isinstance(old, str) and isinstance(value, dict):  # `rotary` is short for {kind: rotary}
+            old = {"kind": old}
         if isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind"):
             merged[key] = merge(old, value)
         else:

@@ -29,6 +29,7 @@ const WORDS = {
     positionHint: "The waves that tell each position from the others: a row for each token, a column for each dimension.",
     forced: "Forced", free: "Let it choose freely", looks: "looks at", sourceTokens: "Source", targetTokens: "Target",
     probability: "probability", step: "step",
+    part: "The text was translated in {count} parts. This is part {number}: “{text}”",
   },
   zh: {
     model: "模型", key: "API 密钥", theme: "浅色 / 深色", source: "要翻译的文本", translation: "译文",
@@ -40,6 +41,7 @@ const WORDS = {
     stepHint: "每一步最可能的词元。选择一个，模型就从那里继续。",
     positionHint: "用来区分各个位置的波：每个词元一行，每个维度一列。",
     forced: "已指定", free: "让模型自由选择", looks: "看着", sourceTokens: "原文", targetTokens: "译文", probability: "概率", step: "步",
+    part: "文本分为 {count} 部分翻译。这是第 {number} 部分：“{text}”",
   },
 };
 const state = { language: "en", data: null, translation: null, kind: "cross", layer: 0, head: 0, prefix: "", tab: "tokens", turn: 0, models: [] };
@@ -88,7 +90,6 @@ async function translate() {
     const data = await ask("api/inspect", { text, model: $("model").value, target_prefix: state.prefix });
     if (turn !== state.turn) return;
     state.data = data;
-    if (data.warnings.length) problem([...state.translation.warnings, ...data.warnings].join("; "));
     showInside();
   } catch (error) {
     if (turn === state.turn) problem(error.message);
@@ -156,6 +157,9 @@ function showTabs() {
 
 function showInside() {
   showTabs();
+  const part = state.data && state.data.part;
+  $("part").hidden = !part || part.count === 1;
+  $("part").textContent = part ? say("part").replace(/\{(\w+)\}/g, (_, key) => part[key]) : "";
   if (!state.data) {
     for (const id of ["tokens", "heads", "lines", "candidates", "tree"]) $(id).replaceChildren();
     for (const id of ["map", "waves"]) $(id).width = $(id).height = 0;
