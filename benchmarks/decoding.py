@@ -201,13 +201,15 @@ def ours(size: str, engine: str, beam: int, batch: int) -> Work:
     import torch
     from work import EOS, OUT, PAD, THREADS
 
-    from heedful import translator, writer
+    from heedful import translator
     from heedful.decoding.generation import GenerationConfig
     from heedful.exchange.hugging_face import load
     from heedful.model.int8 import quantize_int8
 
     class Numbers:
         """In place of a tokenizer: a text is its token ids."""
+
+        start, eos, pad, unk, never = PAD, EOS, PAD, None, (PAD,)
 
         def encode(self, texts: list[str]) -> list[list[int]]:
             return [list(map(int, text.split())) for text in texts]
@@ -216,7 +218,6 @@ def ours(size: str, engine: str, beam: int, batch: int) -> Work:
             return [" ".join(map(str, row)) for row in rows]
 
     torch.set_num_threads(THREADS)
-    writer.BOS, writer.EOS, writer.PAD = PAD, EOS, PAD
     model = load(folder(size, "marian")).model
     if engine.endswith("int8"):
         quantize_int8(model)

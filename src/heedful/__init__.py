@@ -3,23 +3,28 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
-
-    from heedful.generator import Generator
-    from heedful.translator import Translator
+    from typing import Any
 
 __version__ = "0.1.0"
 
 
-def load(folder: "str | Path", *others: "str | Path") -> "Translator | Generator":
-    """What is in a model folder, ready to use: a `Translator` (of several folders, their ensemble) or a `Generator`.
+def load(folder: "str | Path", *others: "str | Path", parts: "Sequence[str | Path]" = (), **options: "Any") -> "Any":
+    """What is in a model folder, ready to use: what the task that trained it gives, such as a `Translator` (of several
+    folders, their ensemble) or a `Generator`. `parts`: folders of parts of your own that it needs; naming them lets
+    their code run.
 
     heedful.load("runs/my-model").translate(["Hello."])[0].text
     """
     from pathlib import Path
 
-    from heedful import generator, translator
+    from heedful import parts as own_parts
     from heedful.checkpoint import read_config
+    from heedful.config import parse
+    from heedful.tasks import TaskConfig
 
-    kind = read_config(Path(folder))["model"].get("kind")
-    return generator.load(folder) if kind == "decoder_only" else translator.load(folder, *others)
+    for name in parts:
+        own_parts.use(str(name))
+    task = parse(TaskConfig, read_config(Path(folder)).get("task") or "translation")
+    return task.open(Path(folder), *(Path(other) for other in others), **options)

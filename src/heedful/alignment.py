@@ -19,7 +19,7 @@ from heedful.files import write_text
 from heedful.model.architecture import SequenceToSequence
 from heedful.model.multihead import CrossAttention
 from heedful.model.record import Recorded, recorded
-from heedful.text.tokenizer import BOS, EOS, Tokenizer
+from heedful.text.tokenizer import Tokenizer
 from heedful.text.words import word_spans, words
 
 Tokenizers = Sequence[Tokenizer]  # of the source and of the target
@@ -40,13 +40,17 @@ class Aligner:
         found: list[Links] = []
         for start in range(0, len(pairs), BATCH):
             chunk = pairs[start : start + BATCH]
-            weights = _attentions(model, *_encoded(tokenizers, chunk))[self.layer].shown_weights()[:, self.head]
+            weights = _attentions(model, tokenizers, *_encoded(tokenizers, chunk))[self.layer].shown_weights()[
+                :, self.head
+            ]
             found += [_links(_memberships(tokenizers, pair), weights[row]) for row, pair in enumerate(chunk)]
         return found
 
-    def weights(self, model: SequenceToSequence, source: list[int], target: list[int]) -> Tensor:
+    def weights(
+        self, model: SequenceToSequence, tokenizers: Tokenizers, source: list[int], target: list[int]
+    ) -> Tensor:
         """How much each target token, while it is written, looks at each source token: target source."""
-        return _attentions(model, [source], [target])[self.layer].shown_weights()[0, self.head]
+        return _attentions(model, tokenizers, [source], [target])[self.layer].shown_weights()[0, self.head]
 
     def save(self, folder: Path) -> None:
         write_text(folder / "alignment.json", json.dumps(asdict(self), indent=2))
@@ -65,8 +69,9 @@ def choose(
     pairs: Sequence[tuple[str, str]],
     *,
     lexicon: Sequence[tuple[str, str]],
-) -> Aligner:
-    """The head that aligns these pairs best, judged by the words that meet in the pairs of `lexicon`."""
+) -> Aligner | None:
+    """The head that aligns these pairs best, judged by the words that meet in the pairs of `lexicon`. None where the
+    model has no attention to the source, or one without weights."""
     pairs = [pair for pair in pairs if words(pair[0]) and words(pair[1])]
     association = _association(pairs, [*lexicon, *pairs])
     totals: dict[tuple[int, int], float] = {}
@@ -75,9 +80,11 @@ def choose(
         chunk = pairs[start : start + BATCH]
         both = [(words(source), words(target)) for source, target in chunk]
         memberships = [_memberships(tokenizers, pair) for pair in chunk]
-        for layer, attention in enumerate(_attentions(model, *_encoded(tokenizers, chunk))):
+        for layer, attention in enumerate(_attentions(model, tokenizers, *_encoded(tokenizers, chunk))):
             weights = attention.weights()
-            for head in range(0 if weights is None else weights.shape[1]):
+            if weights is None:
+                continue
+            for head in range(weights.shape[1]):
                 value = sum(
                     association(sources[s], targets[t])
                     for row, (sources, targets) in enumerate(both)
@@ -86,7 +93,7 @@ def choose(
                 totals[layer, head] = totals.get((layer, head), 0.0) + value
         count += sum(len(targets) for _, targets in both)
     if not totals:
-        return Aligner(0, 0)
+        return None if pairs else Aligner(0, 0)
     (layer, head), total = max(totals.items(), key=lambda item: item[1])
     return Aligner(layer, head, total / max(1, count))
 
@@ -96,11 +103,13 @@ def _encoded(tokenizers: Tokenizers, pairs: Sequence[tuple[str, str]]) -> tuple[
 
 
 @torch.inference_mode()
-def _attentions(model: SequenceToSequence, sources: list[list[int]], targets: list[list[int]]) -> list[Recorded]:
+def _attentions(
+    model: SequenceToSequence, tokenizers: Tokenizers, sources: list[list[int]], targets: list[list[int]]
+) -> list[Recorded]:
     """The cross-attention of each layer while the target is read; its weights are batch heads target source."""
     device = model.device
-    source, valid = pad(sources, last=EOS)
-    target, _ = pad(targets, first=BOS)
+    source, valid = pad(sources, last=tokenizers[0].eos)
+    target, _ = pad(targets, first=tokenizers[-1].start)
     with recorded(model, CrossAttention) as seen:
         model(source.to(device), target.to(device), source_valid=valid.to(device))
     return seen

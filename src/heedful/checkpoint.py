@@ -38,6 +38,9 @@ class Checkpoint:
     folder: Path
     state: dict[str, Any]
 
+    def has(self, name: str) -> bool:
+        return (self.folder / f"{name}.safetensors").is_file()
+
     def tensors(self, name: str) -> Tensors:
         return load_file(self.folder / f"{name}.safetensors")
 

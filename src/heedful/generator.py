@@ -8,11 +8,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from heedful.checkpoint import load_model
+from heedful.data.corpus import Line, read_texts
 from heedful.data.prepare import load_tokenizers
 from heedful.decoding.beam import Hypothesis, search
 from heedful.decoding.diverse import diverse_search
@@ -22,10 +24,11 @@ from heedful.decoding.sampling import sample
 from heedful.decoding.stepper import PromptStepper
 from heedful.decoding.stops import Stops, until
 from heedful.model.architecture import LanguageModel
-from heedful.text.tokenizer import BOS, EOS, PAD, Tokenizer
+from heedful.text.tokenizer import Tokenizer
 
 TOP = 5  # of each token's alternatives
 SAMPLED = GenerationConfig(do_sample=True, temperature=0.8, top_p=0.95, max_new_tokens=200)
+GREEDY = GenerationConfig(num_beams=1, max_new_tokens=200)
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ class Generator:
         """For each prompt as many continuations as `num_return_sequences`, the best first."""
         return [self._one(prompt, config) for prompt in prompts]
 
+    def predict(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+        """The likeliest continuation of each, token by token."""
+        found = self.generate(texts, GREEDY)
+        return [{"text": one.text, "score": one.score, "finish_reason": one.stopped} for (one,) in found]
+
     def stream(self, prompt: str, config: GenerationConfig, told: Callable[[int, Piece], bool]) -> list[Continuation]:
         """Sample, and tell of each piece of text as soon as it is there: (which continuation, piece) -> go on?"""
         streams = [_Stream(self.tokenizer, config.stop_strings) for _ in range(config.num_return_sequences)]
@@ -80,6 +88,19 @@ class Generator:
             found += log_probs.gather(-1, window[:, 1:, None])[0, :, 0].tolist()
         return found
 
+    def evaluate(self, test: Path) -> dict[str, Any]:
+        """Perplexity and bits per byte of a text file."""
+        text = "".join(line.texts[0] for line in read_texts([test]) if isinstance(line, Line))
+        log_probs = self.log_probs(text)
+        if not log_probs:
+            raise ValueError(f"{test} is too short to score")
+        total = -sum(log_probs)
+        return {
+            "tokens": len(log_probs),
+            "perplexity": math.exp(total / len(log_probs)),
+            "bits_per_byte": total / math.log(2) / len(text.encode()),
+        }
+
     def perplexity(self, text: str) -> float:
         found = self.log_probs(text)
         return math.exp(-sum(found) / max(1, len(found)))
@@ -90,7 +111,7 @@ class Generator:
         config: GenerationConfig,
         told: Callable[[int, int, Tensor], bool] = lambda row, token, log_probs: True,
     ) -> list[Continuation]:
-        tokens = self.tokenizer.encode([prompt])[0] or [BOS]
+        tokens = self.tokenizer.encode([prompt])[0] or [self.tokenizer.start]
         new = config.max_new_tokens or 200
         if self.limit is not None:  # of a prompt that is too long, the end counts
             tokens = tokens[-(self.limit - 1) :]
@@ -98,16 +119,17 @@ class Generator:
         copies = config.num_return_sequences if config.do_sample else 1
         row = torch.tensor([tokens], device=self.device).expand(copies, -1)
         stops = Stops(self.tokenizer, config.stop_strings) if config.stop_strings else None
-        rules = Rules(config=config, eos=EOS, never=(PAD, BOS), stops=stops)
+        eos = self.tokenizer.eos
+        rules = Rules(config=config, eos=eos, never=self.tokenizer.never, stops=stops)
         with torch.inference_mode():
             stepper = PromptStepper(self.model, row, length=new)
             if config.do_sample:
-                found = sample(stepper, row[:, -1], config, eos=EOS, limits=[new] * copies, rules=rules, told=told)
+                found = sample(stepper, row[:, -1], config, eos=eos, limits=[new] * copies, rules=rules, told=told)
                 found = sorted(found, key=lambda hypothesis: -hypothesis.score)
             elif config.num_beam_groups > 1:
-                found = diverse_search(stepper, row[:, -1], config, eos=EOS, limits=[new], rules=rules)[0]
+                found = diverse_search(stepper, row[:, -1], config, eos=eos, limits=[new], rules=rules)[0]
             else:
-                found = search(stepper, row[:, -1], config, eos=EOS, limits=[new], rules=rules)[0]
+                found = search(stepper, row[:, -1], config, eos=eos, limits=[new], rules=rules)[0]
         return [self._continuation(hypothesis, config) for hypothesis in found]
 
     def _continuation(self, hypothesis: Hypothesis, config: GenerationConfig) -> Continuation:
@@ -126,7 +148,7 @@ class _Stream:
         self.shown = 0
 
     def piece(self, token: int, log_probs: Tensor) -> Piece:
-        ended = token == EOS
+        ended = token == self.tokenizer.eos
         if not ended:
             self.tokens.append(token)
         whole = self.tokenizer.decode([self.tokens])[0]

@@ -1,7 +1,7 @@
-"""Logits -> loss, as a sum over tokens and their number: divided once, however the tokens were dealt out."""
+"""Logits -> loss: named terms, each a sum and a count. They are divided once, however a batch was dealt out."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,14 +18,24 @@ HELD = 4_000_000  # scores held at a time: few enough for the cache, enough for 
 
 
 @dataclass(frozen=True)
-class Loss:
-    """`total` is the sum over `count` tokens. Micro-batches and processes add up; the division comes last."""
+class Term:
+    """`total` is the sum over `count` things: words, sentences, pairs. `weight`: its share of the whole loss."""
 
     total: Tensor
     count: int
+    weight: float = 1.0
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Loss:
+@dataclass(frozen=True)
+class Loss:
+    """sum over terms of weight * total / count, where total and count are those of a whole step: micro-batches and
+    processes add up, and the division comes last. `state`: what the task wants back at the next step."""
+
+    terms: dict[str, Term]
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Term:
     """-sum log p(target), with label smoothing (Szegedy et al. 2016; Vaswani et al. 2017, section 5.4).
 
         (1 - e) * -log p(target) + e * mean over the vocabulary of -log p
@@ -33,12 +43,12 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, smoothing: float = 0.0) ->
     logits: tokens vocab; targets: tokens
     """
     total = F.cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=smoothing)
-    return Loss(total, targets.numel())
+    return Term(total, targets.numel())
 
 
 def vocabulary_cross_entropy(
     states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, smoothing: float = 0.0
-) -> Loss:
+) -> Term:
     """The same from the states before the last linear map, logits = W h + b, without ever holding all logits: they are
     made, turned into probabilities and then into gradients a few rows at a time, while these are in the cache.
 
@@ -48,7 +58,7 @@ def vocabulary_cross_entropy(
     if not in_chunks or torch.is_autocast_enabled("cpu") or len(states) * len(weight) < LEAST:
         return cross_entropy(F.linear(states, weight, bias), targets, smoothing=smoothing)
     total: Tensor = _VocabularyCrossEntropy.apply(states, weight, bias, targets, smoothing)
-    return Loss(total, targets.numel())
+    return Term(total, targets.numel())
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):

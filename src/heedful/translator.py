@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from heedful.evaluation.metrics import consensus
 from heedful.model.architecture import SequenceToSequence
 from heedful.model.int8 import quantize_int8
 from heedful.text.parts import join, split, words_of_parts
-from heedful.text.tokenizer import BOS, EOS, UNK, Tokenizer
+from heedful.text.tokenizer import Tokenizer
 from heedful.writer import Request, Writer
 
 CHUNK = 1024  # sentences sorted by length together; also how far a stream reads ahead
@@ -119,6 +120,9 @@ class Translator:
             found.append(one)
         return found
 
+    def predict(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+        return [{"text": one.text, "score": one.score} for one in self.translate(texts)]
+
     def close(self) -> None:
         """End the streams, if there are any; the next text starts them anew."""
         self.writer.close()
@@ -167,9 +171,9 @@ class Translator:
         lengths = np.array([[len(s) + 1, len(t) + 1] for s, t in zip(sources, targets, strict=True)]).reshape(-1, 2)
         found: list[list[float]] = [[] for _ in pairs]
         for chosen in cut(np.arange(len(pairs)), lengths, batch_tokens) if len(pairs) else []:
-            source, valid = pad([sources[index] for index in chosen], last=EOS)
-            target, real = pad([targets[index] for index in chosen], first=BOS)
-            wanted, _ = pad([targets[index] for index in chosen], last=EOS)
+            source, valid = pad([sources[index] for index in chosen], last=self.source.eos)
+            target, real = pad([targets[index] for index in chosen], first=self.target.start)
+            wanted, _ = pad([targets[index] for index in chosen], last=self.target.eos)
             log_probs = self._log_probs(source.to(self.device), valid.to(self.device), target.to(self.device))
             picked = log_probs.gather(-1, wanted.to(self.device)[..., None])[..., 0]
             for row, index in enumerate(chosen):
@@ -207,7 +211,7 @@ class Translator:
         texts = self.target.decode([hypothesis.tokens for hypothesis in hypotheses])
         if replace_unknowns:
             texts = [
-                self._with_copies(text, hypothesis.tokens) if UNK in hypothesis.tokens else plain
+                self._with_copies(text, hypothesis.tokens) if self.target.unk in hypothesis.tokens else plain
                 for plain, hypothesis in zip(texts, hypotheses, strict=True)
             ]
         return [
@@ -224,10 +228,12 @@ class Translator:
         """The text of these tokens; for each unknown one, the source token that it looks at most."""
         assert self.aligner is not None
         pieces = self.source.pieces(text)
-        weights = self.aligner.weights(self.models[0], [token for token, _, _ in pieces], tokens)[:, : len(pieces)]
+        read = [token for token, _, _ in pieces]
+        weights = self.aligner.weights(self.models[0], [self.source, self.target], read, tokens)[:, : len(pieces)]
         written, start = "", 0
-        for place, token in enumerate([*tokens, UNK]):
-            if token == UNK:
+        unknown = self.target.unk
+        for place, token in enumerate([*tokens, unknown]):
+            if token == unknown:
                 written += self.target.decode([tokens[start:place]])[0]
                 if place < len(tokens):
                     _, begin, end = pieces[int(weights[place].argmax())]

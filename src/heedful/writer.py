@@ -24,7 +24,7 @@ from heedful.decoding.stops import Stops
 from heedful.decoding.streams import Streams
 from heedful.model.architecture import SequenceToSequence
 from heedful.model.quick import quick
-from heedful.text.tokenizer import BOS, EOS, PAD, Tokenizer
+from heedful.text.tokenizer import Tokenizer
 from heedful.text.words import is_unspaced
 
 REQUIRED_BEAMS = 10
@@ -139,38 +139,41 @@ class Writer:
         copies = config.num_return_sequences if config.do_sample else 1
         batch = [wanted for wanted in together.wanted for _ in range(copies)]
         stepper, limits, rules = self._prepared(batch, config)
-        first = torch.full((len(batch),), BOS, device=self.device)
+        first = torch.full((len(batch),), self.target.start, device=self.device)
+        eos = self.target.eos
         if config.do_sample:
             names = [wanted.number * copies + place % copies for place, wanted in enumerate(batch)]
-            drawn = sample(stepper, first, config, eos=EOS, limits=limits, rules=rules, names=names)
+            drawn = sample(stepper, first, config, eos=eos, limits=limits, rules=rules, names=names)
             groups = [drawn[start : start + copies] for start in range(0, len(drawn), copies)]
             return [sorted(group, key=lambda hypothesis: -hypothesis.score) for group in groups]
         if config.num_beam_groups > 1:
-            return diverse_search(stepper, first, config, eos=EOS, limits=limits, rules=rules)
+            return diverse_search(stepper, first, config, eos=eos, limits=limits, rules=rules)
         gone = (lambda sentence: False) if dropped is None else lambda sentence: dropped(batch[sentence].number)
         if config.num_beams == 1 and histories is None and not rules.look_back:
             return [[one] for one in greedy(stepper, first, limits=limits, rules=rules, dropped=gone)]
         into = None if histories is None else [histories[wanted.number] for wanted in batch]
-        return search(stepper, first, config, eos=EOS, limits=limits, rules=rules, histories=into, dropped=gone)
+        return search(stepper, first, config, eos=eos, limits=limits, rules=rules, histories=into, dropped=gone)
 
     def _prepared(self, batch: list["_Wanted"], config: GenerationConfig) -> tuple[Stepper, list[int], Rules]:
         """The models with these texts read, how long each translation may become, and what must hold of it."""
         prefixes = self.target.encode([wanted.request.prefix for wanted in batch])
         required = [self._required(wanted.request.required) for wanted in batch]
         limits = self._limits(batch, prefixes, required, config)
-        demands: list[Required] = []
+        eos, demands = self.target.eos, list[Required]()
         if any(required):
-            demands = [Required(each, limit, EOS, self.continues) for each, limit in zip(required, limits, strict=True)]
+            demands = [Required(each, limit, eos, self.continues) for each, limit in zip(required, limits, strict=True)]
         rules = Rules(
             config=config,
-            eos=EOS,
-            never=(PAD, BOS),
+            eos=eos,
+            never=self.target.never,
             banned=self._banned(batch),
             prefixes=prefixes if any(prefixes) else (),
             required=demands,
             stops=Stops(self.target, config.stop_strings) if config.stop_strings else None,
         )
-        source, valid = (tensor.to(self.device) for tensor in pad([wanted.tokens for wanted in batch], last=EOS))
+        rows = [wanted.tokens for wanted in batch]
+        padded = pad(rows, last=self.source.eos, fill=self.source.pad)
+        source, valid = (tensor.to(self.device) for tensor in padded)
         allowed = self._allowed(source, prefixes, required)
         steppers: list[Stepper] = [
             SourceStepper(model, source, valid, length=max(limits), allowed=allowed, quick=laid)

@@ -11,6 +11,7 @@ from heedful import generator, translator
 from heedful.checkpoint import load_model
 from heedful.commands.main import main
 from heedful.commands.translate import _with_sources
+from heedful.data.columns import DOCUMENT
 from heedful.data.prepare import Inputs
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
@@ -29,7 +30,7 @@ def place(tmp_path_factory):
         train(read_recipe("tiny", changes), Inputs((corpus,)), folder / name, cache=folder / "cache")
     (folder / "book.txt").write_text("the quick brown fox\n\n" * 100)
     changes = ["model.width=16", "model.decoder.layers=1", "training.steps=20", "task.context=32"]
-    inputs = Inputs((folder / "book.txt",), pairs=False)
+    inputs = Inputs((folder / "book.txt",), columns=DOCUMENT)
     train(read_recipe("char-gpt", changes), inputs, folder / "lm", cache=folder / "cache")
     return folder
 

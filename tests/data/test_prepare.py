@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from heedful.data.columns import DOCUMENT
 from heedful.data.digest import file_digest
 from heedful.data.prepare import DataConfig, Inputs, prepare
 from heedful.text.tokenizer import TokenizerConfig
@@ -104,7 +105,7 @@ def test_half_a_surrogate_pair_is_a_fault_not_a_crash(tmp_path):
 def test_a_text_without_blank_lines_still_gives_a_validation_set(tmp_path):
     file = tmp_path / "book.txt"
     file.write_text("one line after another\n" * 200)
-    found = prepare(Inputs((file,), pairs=False), DataConfig(), CHARACTERS, cache=tmp_path / "cache")
+    found = prepare(Inputs((file,), columns=DOCUMENT), DataConfig(), CHARACTERS, cache=tmp_path / "cache")
     assert 0.08 < sum(len(text) for (text,) in found.texts("valid")) / 4600 < 0.12
 
 
@@ -133,7 +134,7 @@ def test_a_cut_off_start_leaves_nothing_that_looks_finished(tmp_path, monkeypatc
 def test_a_text_is_cut_once_at_its_last_tenth(tmp_path):
     file = tmp_path / "book.txt"
     file.write_text("\n\n".join(f"paragraph {number} of the book" for number in range(500)))
-    found = prepare(Inputs((file,), pairs=False), DataConfig(), CHARACTERS, cache=tmp_path / "cache")
+    found = prepare(Inputs((file,), columns=DOCUMENT), DataConfig(), CHARACTERS, cache=tmp_path / "cache")
     valid = "".join(text for (text,) in found.texts("valid"))
     assert (file.read_text() + "\n").endswith(valid)
     assert 0.08 < len(valid) / len(file.read_text()) < 0.12

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import uvicorn
 
+from heedful.data.columns import DOCUMENT
 from heedful.data.prepare import Inputs
 from heedful.serving.context import Context, Options
 from heedful.serving.limits import Keys
@@ -28,7 +29,7 @@ def small_models(folder: Path) -> tuple[Path, Path]:
     (folder / "book.txt").write_text("the quick brown fox\n\n" * 100)
     changes = ["model.width=16", "model.decoder.layers=2", "model.decoder.attention.heads=4", "training.steps=200",
                "task.context=32", "training.learning_rate=0.01", "training.validate_every=200"]  # fmt: skip
-    inputs = Inputs((folder / "book.txt",), pairs=False)
+    inputs = Inputs((folder / "book.txt",), columns=DOCUMENT)
     train(read_recipe("char-gpt", changes), inputs, folder / "book", cache=folder / "cache")
     return folder / "en-de", folder / "book"
 

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from heedful.checkpoint import average, load_model, newest, save_checkpoint, steps
+from heedful.data.columns import DOCUMENT
 from heedful.data.prepare import Inputs
 from heedful.training import loop
 from heedful.training.loop import DivergedError
@@ -137,9 +138,10 @@ def test_a_bad_step_is_skipped_and_counted(corpus, tmp_path, monkeypatch):
     plain = loop._StepLoss.forward
     calls = {"count": 0}
 
-    def sometimes_nan(self, batch):
+    def sometimes_nan(self, batch, carried):
         calls["count"] += 1
-        return plain(self, batch) * (math.nan if calls["count"] in (8, 9) else 1.0)
+        factor = math.nan if calls["count"] in (8, 9) else 1.0
+        return {name: one * factor for name, one in plain(self, batch, carried)[0].items()}, {}
 
     monkeypatch.setattr(loop._StepLoss, "forward", sometimes_nan)
     run(corpus, tmp_path / "run")
@@ -152,9 +154,10 @@ def test_too_many_bad_steps_end_training_and_keep_the_last_good_model(corpus, tm
     plain = loop._StepLoss.forward
     calls = {"count": 0}
 
-    def soon_nan(self, batch):
+    def soon_nan(self, batch, carried):
         calls["count"] += 1
-        return plain(self, batch) * (math.nan if calls["count"] > 15 else 1.0)
+        factor = math.nan if calls["count"] > 15 else 1.0
+        return {name: one * factor for name, one in plain(self, batch, carried)[0].items()}, {}
 
     monkeypatch.setattr(loop._StepLoss, "forward", soon_nan)
     with pytest.raises(DivergedError, match="4 steps in a row up to step 18; lower training.learning_rate"):
@@ -399,7 +402,7 @@ def test_short_texts_train_too(tmp_path, size):
         "training.batch_tokens=128",
     ]
     result = train(
-        read_recipe("char-gpt", changes), Inputs((text,), pairs=False), tmp_path / "run", cache=tmp_path / "c"
+        read_recipe("char-gpt", changes), Inputs((text,), columns=DOCUMENT), tmp_path / "run", cache=tmp_path / "c"
     )
     assert 0 < result.numbers["loss"] < 10
 
@@ -420,7 +423,7 @@ def test_language_models_go_through_the_same_loop(tmp_path, windows):
         "training.save_every=10",
         "training.validate_every=10",
     ]
-    inputs = Inputs((text,), pairs=False)
+    inputs = Inputs((text,), columns=DOCUMENT)
     for name in ("first", "second"):
         result = train(read_recipe("char-gpt", changes), inputs, tmp_path / name, cache=tmp_path / "cache")
     assert result.numbers["loss"] < math.log(300) and result.numbers["bits_per_byte"] > 0

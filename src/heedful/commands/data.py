@@ -33,9 +33,11 @@ def check(
 
       heedful data check train.en train.de --valid dev.en --valid dev.de
     """
+    from heedful.data.columns import DOCUMENT, PAIR
     from heedful.data.prepare import Inputs, look_over
 
-    inputs = Inputs(train=tuple(files), valid=tuple(valid or ()), test=tuple(test or ()), pairs=not text)
+    columns = DOCUMENT if text else PAIR
+    inputs = Inputs(train=tuple(files), valid=tuple(valid or ()), test=tuple(test or ()), columns=columns)
     report = look_over(inputs).as_data()
     if as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
@@ -53,11 +55,13 @@ def report_table(report: dict[str, Any]) -> "Table":
     table.add_column("where")
     table.add_row("lines", f"{report['lines']:,}", "")
     table.add_row("usable", f"{report['usable']:,}", "")
-    names = ("source", "target") if len(report["sides"]) == 2 else ("text",)
-    for name, side in zip(names, report["sides"], strict=True):
+    for side in report["sides"]:
         half, most, nearly, longest = side["quantiles"]
         lengths = f"half have up to {half} words, 90 % {most}, 99 % {nearly}, the longest {longest}"
-        table.add_row(f"{name} words", f"{side['words']:,}", lengths)
+        table.add_row(f"{side['name']} words", f"{side['words']:,}", lengths)
+    for name, found in report["labels"].items():
+        most = sorted(found.items(), key=lambda pair: -pair[1])[:8]
+        table.add_row(f"{name}: labels", f"{len(found):,}", ", ".join(f"{label} {count:,}" for label, count in most))
     for kind, verb in (("skipped", "skipped: "), ("noticed", "")):
         for name, finding in report[kind].items():
             table.add_row(verb + name, f"{finding['count']:,}", " ".join(finding["where"]))

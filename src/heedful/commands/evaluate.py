@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.commands.options import Parts
+
 if TYPE_CHECKING:
     from heedful.decoding.generation import GenerationConfig
     from heedful.translator import Translator
@@ -24,6 +26,7 @@ def evaluate(
     shortlist: Annotated[bool, typer.Option("--shortlist", help="Look only at likely words.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    parts: Parts = None,
 ) -> None:
     """Translate a test set and score it: sacreBLEU's BLEU, chrF and TER, exact match, perplexity, speed.
 
@@ -39,27 +42,30 @@ def evaluate(
     if len(models) < 2:
         raise ValueError("give a model folder and a test file, such as: heedful evaluate runs/my-model test.tsv")
     *folders, test = models
+    import heedful
     from heedful.checkpoint import read_config
 
     if not test.is_file():
         raise ValueError(f"there is no file {test}")
-    recipe = read_config(folders[0])
-    if recipe["model"].get("kind") == "decoder_only":
-        from heedful import generator
+    asked: dict[str, Any] = {"quantize": quantize, "shortlist": shortlist, "streams": streams}
+    options = {name: value for name, value in asked.items() if value}
+    first = heedful.load(folders[0], **options)
+    from heedful.translator import Translator, load
 
-        _show_perplexity(generator.load(folders[0]), test, as_json)
+    if not isinstance(first, Translator):
+        _show_numbers(first, folders, test, as_json)
         return
     from heedful.decoding.generation import GenerationConfig
     from heedful.evaluation.compare import by_length, compare, worst
-    from heedful.translator import load
 
+    recipe = read_config(folders[0])
     pairs = _pairs(test)
     sources, references = [source for source, _ in pairs], [target for _, target in pairs]
     language = str(recipe.get("data", {}).get("target_language", ""))
     config = GenerationConfig(num_beams=num_beams, length_penalty=length_penalty)
     results, texts = {}, {}
-    for folder in folders:
-        translator = load(folder, quantize=quantize, shortlist=shortlist, streams=streams or None)
+    for number, folder in enumerate(folders):
+        translator = load(folder, **options) if number else first
         results[str(folder)], texts[str(folder)] = _evaluate(translator, pairs, config, batch_tokens, language)
     data: dict[str, Any] = {"test": test.name, "sentences": len(pairs), "models": results}
     best = texts[str(folders[0])]
@@ -83,6 +89,7 @@ def score(
         list[Path], typer.Argument(metavar="MODEL [BACK] PAIRS", help="A model, maybe one of the way back, and pairs.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="JSONL with the log-probability of every token.")] = False,
+    parts: Parts = None,
 ) -> None:
     """The log-probability of each pair: a line each, source and target after it.
 
@@ -155,20 +162,13 @@ def _evaluate(
     return results, texts
 
 
-def _show_perplexity(generator: Any, test: Path, as_json: bool) -> None:
-    from heedful.data.corpus import Line, read_texts
-
-    text = "".join(line.texts[0] for line in read_texts([test]) if isinstance(line, Line))
-    log_probs = generator.log_probs(text)
-    if not log_probs:
-        raise ValueError(f"{test} is too short to score")
-    total = -sum(log_probs)
-    data = {
-        "test": test.name,
-        "tokens": len(log_probs),
-        "perplexity": math.exp(total / len(log_probs)),
-        "bits_per_byte": total / math.log(2) / len(text.encode()),
-    }
+def _show_numbers(use: Any, folders: list[Path], test: Path, as_json: bool) -> None:
+    """Of a model that does not translate: whatever it measures of itself."""
+    if len(folders) > 1:
+        raise ValueError("only translators are compared side by side; give one model folder and a test file")
+    if not hasattr(use, "evaluate"):
+        raise ValueError(f"the task of {folders[0]} has no evaluation of its own")
+    data = {"test": test.name, **use.evaluate(test)}
     print(json.dumps(data, indent=2) if as_json else "\n".join(f"{name}: {value}" for name, value in data.items()))
 
 

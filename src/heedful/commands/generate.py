@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from heedful.commands.options import Parts
+
 
 def generate(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
@@ -24,6 +26,7 @@ def generate(
         list[str] | None, typer.Option("--stop-strings", "--stop", help="End before this string.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSONL.")] = False,
+    parts: Parts = None,
 ) -> None:
     """Continue a text with a language model.
 

@@ -17,6 +17,7 @@ from heedful.commands.evaluate import evaluate, score
 from heedful.commands.generate import generate
 from heedful.commands.params import params
 from heedful.commands.plot import plot
+from heedful.commands.predict import predict
 from heedful.commands.recipes import recipe, recipes
 from heedful.commands.serve import inspect, serve
 from heedful.commands.train import train
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(translate)
+app.command()(predict)
 app.command()(evaluate)
 app.command()(score)
 app.command()(generate)

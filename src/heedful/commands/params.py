@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from heedful.commands.options import Parts
+
 if TYPE_CHECKING:
     from heedful.inspection.cost import Cost
     from heedful.model.architecture import ArchitectureConfig
@@ -12,7 +14,10 @@ if TYPE_CHECKING:
 
 def params(
     preset: Annotated[
-        str | None, typer.Argument(help="A preset, such as vaswani-base. Without one, they are listed.")
+        str | None,
+        typer.Argument(
+            help="A preset, such as vaswani-base, or a recipe's YAML file. Without one, presets are listed."
+        ),
     ] = None,
     changes: Annotated[
         list[str] | None,
@@ -20,6 +25,7 @@ def params(
     ] = None,
     length: Annotated[int, typer.Option(min=1, help="How many tokens each token looks at, for the FLOPs.")] = 512,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    parts: Parts = None,
 ) -> None:
     """Parameters by component, FLOPs per token, bytes of weights and of the key/value cache.
 
@@ -41,7 +47,12 @@ def params(
     if preset is None:
         _list(presets(), as_json)
         return
-    config = override(find(preset), changes or [])
+    if preset.endswith((".yaml", ".yml")):
+        from heedful.training.recipe import read_recipe
+
+        config = override(read_recipe(preset).model, changes or [])
+    else:
+        config = override(find(preset), changes or [])
     found = cost(config, length=length)
     if as_json:
         print(json.dumps(_as_data(preset, found), indent=2))

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from heedful.commands.options import Parts
+
 plot = typer.Typer(name="plot", help="Pictures, as PNG files.", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="Print the file's name as JSON.")]
 
@@ -25,6 +27,7 @@ def attention(
     head: Annotated[str, typer.Option(help="Only this one, large: LAYER.HEAD, from 0; or `aligner`.")] = "",
     part: Annotated[int, typer.Option(min=1, help="Of a text that is translated in parts, which one.")] = 1,
     as_json: Json = False,
+    parts: Parts = None,
 ) -> None:
     """What every layer and head looks at while a text is translated.
 
@@ -49,12 +52,12 @@ def attention(
         if not (layer.isdecimal() and number.isdecimal()):
             raise ValueError(f"head {head!r} is not LAYER.HEAD, such as 0.3, nor `aligner`")
         only = (int(layer), int(number))
-    parts = translated_parts(translator, text)
-    if part > len(parts):
-        raise ValueError(f"there is no part {part}; the text was translated in {len(parts)}")
-    if len(parts) > 1:
-        print(f"the text was translated in {len(parts)} parts; this is part {part} (--part)", file=sys.stderr)
-    source, found = parts[part - 1]
+    pieces = translated_parts(translator, text)
+    if part > len(pieces):
+        raise ValueError(f"there is no part {part}; the text was translated in {len(pieces)}")
+    if len(pieces) > 1:
+        print(f"the text was translated in {len(pieces)} parts; this is part {part} (--part)", file=sys.stderr)
+    source, found = pieces[part - 1]
     _say(draw(look(translator, source, found.tokens), out, kind=kind, only=only), as_json)
 
 

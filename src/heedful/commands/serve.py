@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from heedful.commands.options import Parts
+
 
 def serve(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Model folders: translators, or texts.")],
@@ -26,6 +28,7 @@ def serve(
     cors: Annotated[list[str] | None, typer.Option(help="A web site that may ask, such as https://me.org.")] = None,
     quantize: Annotated[str, typer.Option(help="int8: weights in a quarter of the memory, on the CPU.")] = "",
     access_log: Annotated[bool, typer.Option(help="A line of JSON for each request, without its text.")] = True,
+    parts: Parts = None,
 ) -> None:
     """Answer HTTP and show a page: LibreTranslate's API, OpenAI's for language models, and our own.
 
@@ -83,6 +86,7 @@ def inspect(
     num_beams: Annotated[int, typer.Option("--num-beams", "--beam-size", "-b", min=1, help="Of the search.")] = 4,
     target_prefix: Annotated[str, typer.Option(help="What the translation must begin with.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print what the page would show, as JSON.")] = False,
+    parts: Parts = None,
 ) -> None:
     """Write what the model does with a text as one HTML file that needs nothing else: tokens, every head, every step.
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from heedful.commands.options import Parts
+
 if TYPE_CHECKING:
     from heedful.data.prepare import Prepared
     from heedful.training.recipe import Recipe
@@ -34,6 +36,7 @@ def train(
         Path | None, typer.Option(help="Where tokenised corpora are kept.", show_default="~/.cache/heedful")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final scores as JSON.")] = False,
+    parts: Parts = None,
 ) -> None:
     """Train a model on your own file, and go on where it stopped if you run it again.
 
@@ -75,7 +78,7 @@ def train(
         train=tuple(_from_stdin(out) if name == "-" else Path(name) for name in names),
         valid=tuple(valid or ()),
         test=tuple(test or ()),
-        pairs=chosen.task.pairs,
+        columns=chosen.task.columns,
     )
     result = run(chosen, inputs, out, cache=cache or default_cache(), budget=budget, show=_show)
     if result.finished and result.numbers:
@@ -118,10 +121,11 @@ def _show(prepared: "Prepared", recipe: "Recipe") -> None:
     console = Console(stderr=True)
     console.print(report_table(facts["report"]))
     rows, parameters = facts["rows"], sum(recipe.model.parameters().values())
+    vocabulary = prepared.tokenizers[-1].vocab if prepared.tokenizers else 0
     held = f"{rows['train']:,} to train on, {rows['valid']:,} for validation, {rows['test']:,} for test"
     console.print(
         f"{held}; {facts['too_long']:,} too long. "
-        f"{'/'.join(f'{count:,}' for count in facts['tokens'])} tokens, vocabulary {recipe.model.vocab:,}. "
+        f"{'/'.join(f'{count:,}' for count in facts['tokens'])} tokens, vocabulary {vocabulary:,}. "
         f"{recipe.model.kind} with {parameters:,} parameters; {recipe.training.steps:,} steps of "
         f"{recipe.training.batch_tokens:,} tokens.",
         highlight=False,

@@ -9,6 +9,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.commands.options import Parts
+
 if TYPE_CHECKING:
     from heedful.translator import Translation
     from heedful.writer import Request
@@ -64,6 +66,7 @@ def translate(
     ] = False,
     mbr: Annotated[int, typer.Option(min=0, help="Draw so many samples, give the one most like the others.")] = 0,
     quantize: Annotated[str, typer.Option(help="int8: weights in a quarter of the memory, on the CPU.")] = "",
+    parts: Parts = None,
 ) -> None:
     """Translate text, a line at a time: as many lines come out as go in, in the same order.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from heedful.data.columns import PAIR, Column, is_pair
 from heedful.data.corpus import Fault, Line, near
 from heedful.text.words import words
 
@@ -21,6 +22,7 @@ MOJIBAKE = re.compile(r"[ÃÂ][\u0080-\u00bfŒœŠšŸŽžƒˆ˜–—‘’‚�
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 SHOWN = 5  # how many line numbers are kept of each kind of finding
 LONGEST = 10_000
+MOST_LABELS = 10_000
 
 
 @dataclass
@@ -57,11 +59,14 @@ class Finding:
 
 @dataclass
 class Report:
-    """What a corpus holds. `skipped` lines are not used; `noticed` ones are, but deserve a look."""
+    """What a corpus holds. `skipped` lines are not used; `noticed` ones are, but deserve a look. `sides`: of each
+    column of text; `labels`: of each column of labels or tags, how often each occurs."""
 
     lines: int = 0
     usable: int = 0
     sides: list[Side] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    labels: dict[str, Counter[str]] = field(default_factory=dict)
     skipped: dict[str, Finding] = field(default_factory=dict)
     noticed: dict[str, Finding] = field(default_factory=dict)
 
@@ -73,18 +78,28 @@ class Report:
         return {
             "lines": self.lines,
             "usable": self.usable,
+            "labels": {name: dict(sorted(found.items())) for name, found in self.labels.items()},
             "sides": [
-                {"words": side.total_words, "characters": side.characters, "quantiles": side.quantiles()}
-                for side in self.sides
+                {"name": name, "words": side.total_words, "characters": side.characters, "quantiles": side.quantiles()}
+                for name, side in zip(self.names, self.sides, strict=True)
             ],
             "skipped": {name: vars(finding) for name, finding in self.skipped.items()},
             "noticed": {name: vars(finding) for name, finding in self.noticed.items() if finding.count},
         }
 
 
-def check(lines: Iterable[Line | Fault], *, others: Iterable[Line | Fault] = ()) -> Report:
+def check(
+    lines: Iterable[Line | Fault], *, others: Iterable[Line | Fault] = (), columns: Sequence[Column] = PAIR
+) -> Report:
     """Look over a corpus; `others` are the lines of validation and test files, to be found again in it or not."""
-    report = Report()
+    texts = [place for place, column in enumerate(columns) if column.is_text]
+    labels = [(place, column) for place, column in enumerate(columns) if column.kind in ("label", "tags")]
+    report = Report(
+        sides=[Side() for _ in texts],
+        names=[columns[place].name for place in texts],
+        labels={column.name: Counter() for _, column in labels},
+    )
+    pairs = is_pair(columns)
     elsewhere = []
     for line in others:
         if isinstance(line, Line):
@@ -100,25 +115,30 @@ def check(lines: Iterable[Line | Fault], *, others: Iterable[Line | Fault] = ())
             report.skipped.setdefault(line.reason, Finding()).add(line.file, line.number)
             continue
         report.usable += 1
-        while len(report.sides) < len(line.texts):
-            report.sides.append(Side())
-        for side, text in zip(report.sides, line.texts, strict=True):
-            side.add(text)
+        for side, place in zip(report.sides, texts, strict=True):
+            side.add(line.texts[place])
+        for place, column in labels:
+            found = [line.texts[place]] if column.kind == "label" else line.texts[place].split()
+            report.labels[column.name].update(found)
+            if len(report.labels[column.name]) > MOST_LABELS:
+                raise ValueError(
+                    f"column {place + 1} ({column.name}) has more than {MOST_LABELS:,} different labels; is it text?"
+                )
         duplicates.add("\t".join(line.texts))
-        if len(line.texts) == 2:
+        if pairs:
             ratios.add(line)
-        for name in _oddities(line, exact, nearly):
+        for name in _oddities(line, exact, nearly, pairs):
             report.noticed.setdefault(name, Finding()).add(line.file, line.number)
-    if len(report.sides) == 2:
+    if pairs:
         report.noticed["duplicate pairs"] = Finding(duplicates.repeated())
         report.noticed["unlikely length ratio (swapped or misaligned?)"] = ratios.suspects()
     return report
 
 
-def _oddities(line: Line, exact: set[tuple[str, ...]], nearly: set[str]) -> list[str]:
+def _oddities(line: Line, exact: set[tuple[str, ...]], nearly: set[str], pairs: bool) -> list[str]:
     text = "\n".join(line.texts)
     found = []
-    if len(line.texts) == 2 and line.texts[0] == line.texts[1]:
+    if pairs and line.texts[0] == line.texts[1]:
         found.append("identical sides")
     if MOJIBAKE.search(text):
         found.append("mojibake")

@@ -1,4 +1,5 @@
 """Corpora as people have them: TSV, two parallel files, JSONL, plain text; also gzipped, several, or standard input.
+What a row holds, the columns say.
 
 Reading never stops at a bad line and never hides one: what cannot be used comes out as a `Fault` with its line number.
 """
@@ -13,6 +14,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from heedful.data.columns import PAIR, Column, is_document, is_pair, names_of
+
 Format = Literal["tsv", "jsonl", "parallel", "text"]
 LONG_DOCUMENT = 1 << 16  # characters; a text without blank lines is cut at a line break after this many
 UNREADABLE = (OSError, EOFError, zlib.error)
@@ -21,7 +24,7 @@ PAIR_KEYS = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "ou
 
 @dataclass(frozen=True)
 class Line:
-    """A usable line: (source, target), or (text,)."""
+    """A usable line: what stands in each column."""
 
     file: str
     number: int
@@ -37,17 +40,23 @@ class Fault:
     reason: str
 
 
-def read_pairs(files: Sequence[Path]) -> Iterator[Line | Fault]:
-    """All pairs of these files, one after the other. Files that are neither TSV nor JSONL go two by two."""
-    kind = pair_format(files)
-    if kind == "parallel":
+def read_rows(files: Sequence[Path], columns: Sequence[Column]) -> Iterator[Line | Fault]:
+    """All rows of these files, one after the other. Files of pairs that are neither TSV nor JSONL go two by two."""
+    if is_document(columns):
+        yield from read_texts(files)
+        return
+    if row_format(files, columns) == "parallel":
         for source, target in zip(files[::2], files[1::2], strict=True):
             yield from _read_parallel(source, target)
         return
     for file in files:
         name, parse = file.name, _from_tsv if _format_of(file) == "tsv" else _from_jsonl
         for number, line in _lines(file):
-            yield line if isinstance(line, Fault) else parse(name, number, line)
+            yield line if isinstance(line, Fault) else parse(name, number, line, columns)
+
+
+def read_pairs(files: Sequence[Path]) -> Iterator[Line | Fault]:
+    return read_rows(files, PAIR)
 
 
 def read_texts(files: Sequence[Path]) -> Iterator[Line | Fault]:
@@ -77,15 +86,19 @@ def _read_documents(file: Path) -> Iterator[Line | Fault]:
         yield Line(file.name, first, ("".join(held),))
 
 
-def pair_format(files: Sequence[Path]) -> Format:
+def row_format(files: Sequence[Path], columns: Sequence[Column]) -> Format:
     for file in files:
         if not file.is_file():
             raise ValueError(f"there is no file {file}")
     formats = {_format_of(file) for file in files}
     if "text" not in formats:
         return "tsv"
+    names = ", ".join(file.name for file in files)
+    if not is_pair(columns):
+        raise ValueError(
+            f"{names}: rows come as TSV ({names_of(columns)}) or as JSONL; this is neither (no tab in the first line)"
+        )
     if formats != {"text"} or len(files) % 2:
-        names = ", ".join(file.name for file in files)
         raise ValueError(
             f"{names}: pairs come as TSV (source, tab, target), as JSONL, or as two parallel files side by side; "
             "this is none of them (no tab in the first line)"
@@ -129,30 +142,48 @@ def _lines(file: Path) -> Iterator[tuple[int, str | Fault]]:
         raise ValueError(f"{file} cannot be read: {error}") from None
 
 
-def _pair(file: str, number: int, source: str, target: str) -> Line | Fault:
-    source, target = source.strip(), target.strip()
-    if not source or not target:
-        return Fault(file, number, "empty side")
-    return Line(file, number, (source, target))
+def _row(file: str, number: int, cells: Sequence[str], columns: Sequence[Column]) -> Line | Fault:
+    cells = tuple(cell if column.kind == "raw" else cell.strip() for cell, column in zip(cells, columns, strict=True))
+    for cell, column in zip(cells, columns, strict=True):
+        if not cell and column.kind != "raw":
+            return Fault(file, number, "empty side" if column.is_text else f"empty {column.name}")
+        words = len(cells[0].split())
+        if column.kind == "tags" and len(cell.split()) != words:
+            return Fault(file, number, f"not one of {column.name} for each word")
+    return Line(file, number, cells)
 
 
-def _from_tsv(file: str, number: int, line: str) -> Line | Fault:
-    columns = line.split("\t")
-    if len(columns) < 2:
-        return Fault(file, number, "only one column" if line.strip() else "empty line")
-    return _pair(file, number, columns[0], columns[1])
+def _from_tsv(file: str, number: int, line: str, columns: Sequence[Column]) -> Line | Fault:
+    cells = line.split("\t")
+    if len(cells) < len(columns):
+        reason = "only one column" if len(cells) == 1 else f"only {len(cells)} columns"
+        return Fault(file, number, reason if line.strip() else "empty line")
+    return _row(file, number, cells[: len(columns)], columns)
 
 
-def _from_jsonl(file: str, number: int, line: str) -> Line | Fault:
+def _from_jsonl(file: str, number: int, line: str, columns: Sequence[Column]) -> Line | Fault:
     data = _object(line)
     if data is None:
         return Fault(file, number, "not a JSON object" if line.strip() else "empty line")
-    if isinstance(data.get("translation"), dict):
-        data = dict(zip(("source", "target"), data["translation"].values(), strict=False))
-    for source, target in PAIR_KEYS:
-        if isinstance(data.get(source), str) and isinstance(data.get(target), str):
-            return _pair(file, number, data[source], data[target])
-    return Fault(file, number, "no source and target")
+    if is_pair(columns) and isinstance(data.get("translation"), dict):
+        data = dict(zip((column.name for column in columns), data["translation"].values(), strict=False))
+    names = [column.name for column in columns]
+    for keys in (tuple(names), *(PAIR_KEYS if is_pair(columns) else ())):
+        cells = [_cell(data.get(key), column) for key, column in zip(keys, columns, strict=True)]
+        if all(cell is not None for cell in cells):
+            return _row(file, number, [cell for cell in cells if cell is not None], columns)
+    return Fault(file, number, f"no {' and '.join(names)}")
+
+
+def _cell(value: Any, column: Column) -> str | None:
+    """A JSON value as a cell; a list of tags with spaces between them, a number or a list of a raw column as JSON."""
+    if isinstance(value, str):
+        return value
+    if column.kind == "tags" and isinstance(value, list):
+        return " ".join(map(str, value))
+    if value is None or column.is_text:
+        return None
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _text_of_json(file: str, number: int, line: str) -> Line | Fault:
@@ -183,7 +214,7 @@ def _read_parallel(source: Path, target: Path) -> Iterator[Line | Fault]:
         elif isinstance(second, Fault):
             yield second
         else:
-            yield _pair(source.name, number, first, second)
+            yield _row(source.name, number, (first, second), PAIR)
 
 
 def near(text: str) -> str:

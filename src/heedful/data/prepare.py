@@ -1,7 +1,7 @@
 """From a person's files to token stores: look them over, hold out a split, train the tokenizer, tokenise once.
 
-The stores are kept in a cache, under a key made of everything they depend on: the content of the files, the tokenizers,
-the settings. A second start with the same finds them there.
+The stores are kept in a cache, under a key made of everything they depend on: the content of the files, the columns,
+the tokenizers, the settings. A second start with the same finds them there.
 """
 
 import json
@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,8 @@ from pydantic import Field
 
 from heedful.config import Config, Size
 from heedful.data.check import Report, check
-from heedful.data.corpus import Fault, Line, near, pair_format, read_pairs, read_texts
+from heedful.data.columns import PAIR, Column, Columns, is_document
+from heedful.data.corpus import Fault, Line, near, read_rows, row_format
 from heedful.data.digest import known_digest
 from heedful.data.store import Store, StoreWriter
 from heedful.files import sync_folder, write_text
@@ -29,7 +30,7 @@ from heedful.text.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer, 
 CHUNK = 8192
 TOKENIZER_LINES = 500_000  # a tokenizer learns next to nothing from more
 SPLITS = ("train", "valid", "test")
-FORMAT = "2"
+FORMAT = "3"
 Notify = Callable[[str], None]
 T = TypeVar("T")
 
@@ -49,24 +50,24 @@ class DataConfig(Config):
 
 @dataclass(frozen=True)
 class Inputs:
-    """A person's files. `pairs` False: plain text."""
+    """A person's files, and what their rows hold."""
 
     train: tuple[Path, ...]
     valid: tuple[Path, ...] = ()
     test: tuple[Path, ...] = ()
-    pairs: bool = True
+    columns: Columns = PAIR
 
     def __post_init__(self) -> None:
         for file in (*self.train, *self.valid, *self.test):
             if not file.is_file():
                 raise ValueError(f"there is no file {file}")
         for files in (self.train, self.valid, self.test):
-            if self.pairs and files:
-                pair_format(files)
+            if files and not is_document(self.columns):
+                row_format(files, self.columns)
 
     def read(self, split: str) -> Iterator[Line | Fault]:
         files: tuple[Path, ...] = getattr(self, split)
-        return read_pairs(files) if self.pairs else read_texts(files)
+        return read_rows(files, self.columns)
 
     def digests(self, cache: Path) -> dict[str, list[str]]:
         """Of the contents of the files of each split: names and dates do not matter."""
@@ -78,12 +79,18 @@ class Prepared:
     """Stores and tokenizers, ready for use. `facts` say what was found and done: see `prepare`."""
 
     folder: Path
-    tokenizers: list[Tokenizer]  # one for each column; the same one twice where they are joint
+    tokenizers: list[Tokenizer]  # one for each column of text; the same one twice where they are joint
     facts: dict[str, Any]
+    columns: Columns = PAIR
 
     def store(self, split: str) -> Store:
-        vocab = max(tokenizer.vocab for tokenizer in self.tokenizers)
-        return Store(self.folder, split, columns=len(self.tokenizers), vocab=vocab)
+        return Store(self.folder, split, columns=len(self.columns), vocab=_largest(self.tokenizers))
+
+    @property
+    def labels(self) -> dict[str, list[str]]:
+        """Of each column of labels or tags: their names, by number."""
+        found: dict[str, list[str]] = self.facts["labels"]
+        return found
 
     def has(self, split: str) -> bool:
         return bool(self.facts["rows"].get(split))
@@ -102,28 +109,36 @@ def prepare(
     cache: Path,
     given: list[Tokenizer] | None = None,
     words: int = 0,
+    specials: Sequence[str] = (),
     notify: Notify = lambda message: None,
 ) -> Prepared:
     """Tokenizers are trained unless `given`. Everything is found again on the second call. `words`: how many a training
-    will get to read, if that is known; a vocabulary for more would be wasted on it."""
+    will get to read, if that is known; a vocabulary for more would be wasted on it. `specials`: the special tokens that
+    the task needs beyond those of every tokenizer."""
     cache.mkdir(parents=True, exist_ok=True)
     content = inputs.digests(cache)
-    tokenizers_key = _key(content, inputs.pairs, config.model_dump(exclude={"dropout"}), data.held_out, words)
+    columns = [asdict(column) for column in inputs.columns]
+    how = config.model_dump(exclude={"dropout", "file"})
+    tokenizers_key = _key(content, columns, how, data.held_out, words, list(specials))
+    texts = sum(column.is_text for column in inputs.columns)
+    if given is None and config.file:
+        given = [Tokenizer.load(Path(config.file))] * texts
     report: Report | None = None
-    tokenizers = given or _load_tokenizers(cache / "tokenizers" / tokenizers_key, inputs.pairs)
+    tokenizers = given or _load_tokenizers(cache / "tokenizers" / tokenizers_key, texts)
     if tokenizers is None:
         notify("looking over the corpus")
         report = look_over(inputs)
         notify("training the tokenizer")
-        tokenizers = _train_tokenizers(inputs, data, config, report, words)
+        tokenizers = _train_tokenizers(inputs, data, config, report, words, specials)
         _keep_tokenizers(cache / "tokenizers" / tokenizers_key, tokenizers)
-    key = _key(content, [tokenizer.digest() for tokenizer in tokenizers], data.max_length, data.held_out)
+    digests = [tokenizer.digest() for tokenizer in tokenizers]
+    key = _key(content, columns, digests, data.max_length, data.held_out)
     folder = cache / key
     if not (folder / "facts.json").exists():
         notify("tokenising the corpus")
         _build(folder, inputs, content, data, tokenizers, report or look_over(inputs))
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-    return Prepared(folder=folder, tokenizers=tokenizers, facts=facts)
+    return Prepared(folder=folder, tokenizers=tokenizers, facts=facts, columns=inputs.columns)
 
 
 def look_over(inputs: Inputs) -> Report:
@@ -134,7 +149,7 @@ def look_over(inputs: Inputs) -> Report:
         if found and not any(isinstance(line, Line) for line in found):
             raise ValueError(f"{', '.join(file.name for file in getattr(inputs, split))}: no usable line")
         others += found
-    report = check(inputs.read("train"), others=others)
+    report = check(inputs.read("train"), others=others, columns=inputs.columns)
     names = ", ".join(file.name for file in inputs.train)
     if not report.usable:
         why = ", ".join(f"{finding.count:,} {reason}" for reason, finding in report.skipped.items()) or "empty"
@@ -159,23 +174,23 @@ class _Split:
     def __init__(self, inputs: Inputs, data: DataConfig, usable: int, characters: int) -> None:
         wanted = data.held_out or min(1000, max(1, usable // 50))
         self.missing = [split for split in SPLITS[1:] if not getattr(inputs, split)]
-        self.pairs = inputs.pairs
-        if "valid" not in self.missing or (self.pairs and usable < 20):  # nothing to hold out, or too few
+        self.rows = not is_document(inputs.columns)
+        if "valid" not in self.missing or (self.rows and usable < 20):  # nothing to hold out, or too few
             self.missing = []
         self.share = min(0.2, wanted / usable)
         self.characters, self.seen = characters, 0
 
     def deal(self, line: Line) -> list[tuple[str, Line]]:
         """The splits a line goes to: one, or two where a text is cut in the middle of it."""
-        if self.pairs:
-            return [(self._of_pair(line), line)]
+        if self.rows:
+            return [(self._of_row(line), line)]
         text, cut = line.texts[0], int(0.9 * self.characters) - self.seen if self.missing else self.characters
         self.seen += len(text)
         parts = (("train", text[: max(0, cut)]), ("valid", text[max(0, cut) :]))
         return [(split, Line(line.file, line.number, (part,))) for split, part in parts if part]
 
-    def _of_pair(self, line: Line) -> str:
-        """Sources that differ only in case, spaces and punctuation stay together."""
+    def _of_row(self, line: Line) -> str:
+        """First cells that differ only in case, spaces and punctuation stay together."""
         source = near(line.texts[0]) or line.texts[0]
         place = int.from_bytes(blake2b(source.encode(), digest_size=8).digest()) / 2**64
         index = int(place / self.share)
@@ -191,22 +206,23 @@ def _split_for(inputs: Inputs, data: DataConfig, report: Report) -> _Split:
 
 
 def _train_tokenizers(
-    inputs: Inputs, data: DataConfig, config: TokenizerConfig, report: Report, limit: int
+    inputs: Inputs, data: DataConfig, config: TokenizerConfig, report: Report, limit: int, specials: Sequence[str]
 ) -> list[Tokenizer]:
+    places = [place for place, column in enumerate(inputs.columns) if column.is_text]
     stride = -(-report.usable // TOKENIZER_LINES)
     split = _split_for(inputs, data, report)
 
     def texts(columns: Sequence[int]) -> Iterator[str]:
         dealt = (part for line in _usable(inputs.read("train")) for part in split.deal(line))
         lines = (line for place, line in dealt if place == "train")
-        return (line.texts[column] for line in islice(lines, 0, None, stride) for column in columns)
+        return (line.texts[places[column]] for line in islice(lines, 0, None, stride) for column in columns)
 
     def train(columns: Sequence[int]) -> Tokenizer:
         split.seen = 0
         words = sum(report.sides[column].total_words for column in columns)
         words = min(words, limit * len(columns) // len(report.sides)) if limit else words
         vocab = config.vocab or (0 if config.kind == "character" else vocab_for(words))
-        return train_tokenizer(texts(columns), config, vocab=vocab)
+        return train_tokenizer(texts(columns), config, vocab=vocab, extra=specials)
 
     columns = range(len(report.sides))
     if config.joint:
@@ -214,10 +230,10 @@ def _train_tokenizers(
     return [train([column]) for column in columns]
 
 
-def _load_tokenizers(folder: Path, pairs: bool) -> list[Tokenizer] | None:
+def _load_tokenizers(folder: Path, columns: int) -> list[Tokenizer] | None:
     if not (folder / "tokenizer.json").exists():
         return None
-    return load_tokenizers(folder, columns=2 if pairs else 1)
+    return load_tokenizers(folder, columns=columns)
 
 
 def _keep_tokenizers(folder: Path, tokenizers: list[Tokenizer]) -> None:
@@ -235,7 +251,7 @@ def save_tokenizers(folder: Path, tokenizers: list[Tokenizer]) -> None:
 def load_tokenizers(folder: Path, *, columns: int) -> list[Tokenizer]:
     last = Tokenizer.load(folder / "tokenizer.json")
     own = folder / "source_tokenizer.json"
-    return [Tokenizer.load(own) if own.exists() else last, last][-columns:]
+    return [Tokenizer.load(own) if own.exists() else last, *[last] * max(1, columns - 1)][-columns:] if columns else []
 
 
 def _build(
@@ -273,11 +289,14 @@ class _Builder:
         self, folder: Path, inputs: Inputs, data: DataConfig, tokenizers: list[Tokenizer], report: Report
     ) -> None:
         self.folder, self.inputs, self.data, self.tokenizers, self.report = folder, inputs, data, tokenizers, report
-        vocab = max(tokenizer.vocab for tokenizer in tokenizers)
-        columns = len(tokenizers)
-        self.writers = {split: StoreWriter(folder, split, columns=columns, vocab=vocab) for split in SPLITS}
+        vocab, count = _largest(tokenizers), len(inputs.columns)
+        self.writers = {split: StoreWriter(folder, split, columns=count, vocab=vocab) for split in SPLITS}
+        self.texts = [place for place, column in enumerate(inputs.columns) if column.is_text]
+        self.labels = {name: sorted(found) for name, found in report.labels.items()}
+        self.numbers = {name: {label: n for n, label in enumerate(found)} for name, found in self.labels.items()}
         self.rows = dict.fromkeys(SPLITS, 0)
-        self.tokens = [0] * columns
+        self.tokens = [0] * len(self.texts)
+        self.unknown_labels = 0
         self.too_long = 0
         self.raw = {split: (folder / f"{split}.jsonl").open("w", encoding="utf-8") for split in SPLITS[1:]}
 
@@ -304,18 +323,22 @@ class _Builder:
             "rows": self.rows,
             "tokens": self.tokens,
             "too_long": self.too_long,
+            "labels": self.labels,
+            "unknown_labels": self.unknown_labels,
         }
 
     def _add(self, split: str, lines: list[Line]) -> None:
         if not lines:
             return
-        columns = [
-            tokenizer.encode([line.texts[column] for line in lines]) for column, tokenizer in enumerate(self.tokenizers)
-        ]
-        if self.inputs.pairs:
+        known = [line for line in lines if self._has_known_labels(line)]
+        self.unknown_labels += len(lines) - len(known)
+        lines = known
+        columns = self._encoded(lines)
+        if not is_document(self.inputs.columns):
             limit = None if split == "test" else self.data.max_length
             keep = [
-                all(row and (limit is None or len(row) <= limit) for row in rows) for rows in zip(*columns, strict=True)
+                all(row and (limit is None or len(row) <= limit) for row in rows)
+                for rows in zip(*(columns[place] for place in self.texts), strict=True)
             ]
             self.too_long += len(keep) - sum(keep)
             lines = [line for line, kept in zip(lines, keep, strict=True) if kept]
@@ -323,12 +346,45 @@ class _Builder:
         self.writers[split].add(columns)
         self.rows[split] += len(lines)
         if split == "train":
-            self.tokens = [total + sum(map(len, rows)) for total, rows in zip(self.tokens, columns, strict=True)]
+            counts = [sum(map(len, columns[place])) for place in self.texts]
+            self.tokens = [total + count for total, count in zip(self.tokens, counts, strict=True)]
         else:
-            keys = ("source", "target") if self.inputs.pairs else ("text",)
+            names = [column.name for column in self.inputs.columns]
             for line in lines:
-                text = json.dumps(dict(zip(keys, line.texts, strict=True)), ensure_ascii=False)
+                text = json.dumps(dict(zip(names, line.texts, strict=True)), ensure_ascii=False)
                 self.raw[split].write(text + "\n")
+
+    def _encoded(self, lines: list[Line]) -> list[list[list[int]]]:
+        """Each column as rows of numbers: tokens, the number of a label, those of tags, bytes."""
+        tokenizers = iter(self.tokenizers)
+        found: list[list[list[int]]] = []
+        for place, column in enumerate(self.inputs.columns):
+            cells = [line.texts[place] for line in lines]
+            if column.is_text:
+                found.append(next(tokenizers).encode(cells))
+            elif column.kind == "raw":
+                found.append([list(cell.encode()) for cell in cells])
+            else:
+                number = self.numbers[column.name]
+                found.append([[number[label] for label in _labels(cell, column)] for cell in cells])
+        return found
+
+    def _has_known_labels(self, line: Line) -> bool:
+        """Whether training has seen its labels; a row of another file may have some that it has not."""
+        return all(
+            label in self.numbers[column.name]
+            for cell, column in zip(line.texts, self.inputs.columns, strict=True)
+            if column.kind in ("label", "tags")
+            for label in _labels(cell, column)
+        )
+
+
+def _labels(cell: str, column: Column) -> list[str]:
+    return [cell] if column.kind == "label" else cell.split()
+
+
+def _largest(tokenizers: Sequence[Tokenizer]) -> int:
+    return max((tokenizer.vocab for tokenizer in tokenizers), default=0)
 
 
 def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:

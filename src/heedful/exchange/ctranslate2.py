@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from heedful.families import transformer
 from heedful.model.architecture.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.heads import VocabularyConfig
@@ -157,7 +158,7 @@ def _names(config: EncoderDecoderConfig) -> dict[str, str]:
         "cross_residual.norm": "attention/layer_norm",
         "feedforward_residual.norm": "ffn/layer_norm",
     }
-    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+    for side, stack in (("encoder", transformer(config.encoder)), ("decoder", transformer(config.decoder))):
         names[f"{side}.norm.weight"] = f"{side}/layer_norm/gamma"
         names[f"{side}.norm.bias"] = f"{side}/layer_norm/beta"
         for layer in range(stack.layers):

@@ -50,10 +50,7 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = torch.float32) -> Op
     theirs = _read_json(folder / "config.json")
     name, known = _family_of(theirs, folder)
     tensors = _Tensors(folder, known)
-    try:
-        config = known.read_config(theirs, tensors.names)
-    except KeyError as error:
-        raise ValueError(f"{folder / 'config.json'} has no {error}, which a {name} model needs") from None
+    config = _config_of(known, name, theirs, tensors.names, folder)
     model = layout(config)
     names = known.names(config)
     weights = {
@@ -76,6 +73,14 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = torch.float32) -> Op
         details={key: theirs[key] for key in sorted(beyond)},
         left_out=left_out,
     )
+
+
+def read_config(folder: str | Path) -> ArchitectureConfig:
+    """The config of the model in a folder, without its weights."""
+    folder = Path(folder)
+    theirs = _read_json(folder / "config.json")
+    name, known = _family_of(theirs, folder)
+    return _config_of(known, name, theirs, _Tensors(folder, known).names, folder)
 
 
 def save(model: Model, folder: str | Path, family_name: str, *, details: dict[str, Any] | None = None) -> None:
@@ -101,6 +106,13 @@ def save(model: Model, folder: str | Path, family_name: str, *, details: dict[st
         save_file(tensors, temporary, metadata={"format": "pt"})
     text = json.dumps({**(details or {}), **keys}, indent=2, sort_keys=True, ensure_ascii=False)
     write_text(folder / "config.json", text + "\n")
+
+
+def _config_of(known: Family, name: str, theirs: dict[str, Any], tensors: set[str], folder: Path) -> ArchitectureConfig:
+    try:
+        return known.read_config(theirs, tensors)
+    except KeyError as error:
+        raise ValueError(f"{folder / 'config.json'} has no {error}, which a {name} model needs") from None
 
 
 class _Tensors:

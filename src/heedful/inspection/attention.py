@@ -8,7 +8,7 @@ from torch import Tensor
 from heedful.data.padding import pad
 from heedful.model.multihead import CrossAttention, SelfAttention
 from heedful.model.record import Recorded, recorded
-from heedful.text.tokenizer import BOS, EOS, Tokenizer
+from heedful.text.tokenizer import Tokenizer
 from heedful.translator import Translation, Translator
 
 KINDS = ("cross", "encoder", "decoder")
@@ -32,6 +32,10 @@ class Attention:
     @property
     def read(self) -> list[str]:
         return [START, *self.target[:-1]]
+
+    def kinds(self) -> list[str]:
+        """The kinds of attention that have weights to show."""
+        return [kind for kind in ("encoder", "decoder", "cross") if len(getattr(self, kind))]
 
     def of(self, kind: str) -> tuple[Tensor, list[str], list[str]]:
         """(weights, queries, keys) of a kind of attention."""
@@ -62,8 +66,8 @@ def look(translator: Translator, source: str, target: list[int] | None = None) -
         target = translator.translate([source])[0].tokens
     model = translator.models[0]
     tokens = translator.source.encode([source.strip()])[0]
-    reading, _ = pad([tokens], last=EOS)
-    writing, _ = pad([target], first=BOS)
+    reading, _ = pad([tokens], last=translator.source.eos)
+    writing, _ = pad([target], first=translator.target.start)
     with recorded(model, SelfAttention) as selves, recorded(model, CrossAttention) as crosses:
         model(reading.to(translator.device), writing.to(translator.device))
     own = {side: [one for one in selves if one.name.startswith(side)] for side in ("encoder", "decoder")}

@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 
 import torch
 
+import heedful
 from heedful.checkpoint import read_config
+from heedful.config import part_config
 from heedful.generator import Generator
-from heedful.generator import load as load_generator
+from heedful.model.architecture import SequenceToSequence
 from heedful.serving.engine import BusyError, Engine, Watch
+from heedful.tasks import TaskConfig
 from heedful.translator import Translator
-from heedful.translator import load as load_translator
 
 T = TypeVar("T")
 
@@ -136,9 +138,15 @@ class Models:
 
     def _load(self, folder: Path, name: str) -> Translating | Writing:
         config = read_config(folder)
-        if config["model"].get("kind") == "decoder_only":
-            return Writing(name, folder, load_generator(folder))
-        found = load_translator(folder, quantize=self.settings.quantize, streams=1)  # the engine has its own
+        kind = (config.get("task") or {"kind": "translation"})["kind"]
+        contract = part_config(TaskConfig, kind).trains
+        translates = issubclass(contract, SequenceToSequence)
+        options: dict[str, Any] = {"quantize": self.settings.quantize, "streams": 1} if translates else {}
+        found = heedful.load(folder, **options)  # the engine has streams of its own
+        if isinstance(found, Generator):
+            return Writing(name, folder, found)
+        if not isinstance(found, Translator):
+            raise ValueError(f"{folder}: models of the task {kind} are not served yet; use heedful predict")
         languages = config.get("data", {})
         engine = Engine(
             found,

@@ -22,7 +22,6 @@ from heedful.serving.engine import BusyError
 from heedful.serving.libretranslate import REFUSALS
 from heedful.serving.limits import RefusedError, bearer, error_body
 from heedful.serving.models import Writing
-from heedful.text.tokenizer import EOS
 
 MOST_TOKENS = 4096
 BUSY = RefusedError(429, "Slowdown: too many requests are waiting", {"Retry-After": "1"})
@@ -211,7 +210,7 @@ def _write(
     for row, written in zip(shown, tokens, strict=True):
         whole = writing.generator.tokenizer.decode([written])[0]
         text = until(whole, config.stop_strings)
-        ended = EOS in written or text != whole
+        ended = writing.generator.tokenizer.eos in written or text != whole
         found.append(("stop" if ended else "length", text[row:]))
     return found
 

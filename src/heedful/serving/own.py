@@ -19,7 +19,7 @@ from heedful.serving.engine import Settings
 from heedful.serving.libretranslate import REFUSALS
 from heedful.serving.limits import RefusedError, bearer
 from heedful.serving.models import Translating, Writing
-from heedful.text.tokenizer import EOS, Tokenizer
+from heedful.text.tokenizer import Tokenizer
 from heedful.text.words import words
 from heedful.translator import Translation, Translator
 from heedful.writer import Request as Text
@@ -233,7 +233,7 @@ def inspected(translator: Translator, text: str, found: Translation, *, parts: i
         "token_log_probs": found.token_log_probs,
         "attention": {
             kind: {"queries": queries, "keys": keys, "weights": _rounded(weights)}
-            for kind in ("encoder", "decoder", "cross")
+            for kind in seen.kinds()
             for weights, queries, keys in [seen.of(kind)]
         },
         "aligner": None if translator.aligner is None else [translator.aligner.layer, translator.aligner.head],
@@ -247,7 +247,7 @@ def _history(tokenizer: Tokenizer, history: History) -> list[list[dict[str, Any]
             {
                 "parent": one.parent,
                 "token": one.token,
-                "text": "</s>" if one.token == EOS else tokenizer.decode([[one.token]])[0],
+                "text": "</s>" if one.token == tokenizer.eos else tokenizer.decode([[one.token]])[0],
                 "log_prob": one.log_prob,
                 "score": one.score,
                 "beam": one.beam,
@@ -266,10 +266,11 @@ def _rounded(weights: torch.Tensor) -> list[Any]:
 
 @torch.inference_mode()
 def _next(writing: Writing, text: str, top: int) -> dict[str, Any]:
-    from heedful.text.tokenizer import BOS
 
     generator = writing.generator
-    tokens = (generator.tokenizer.encode([text])[0] or [BOS])[-min(MOST_TOKENS, generator.limit or MOST_TOKENS) :]
+    tokens = (generator.tokenizer.encode([text])[0] or [generator.tokenizer.start])[
+        -min(MOST_TOKENS, generator.limit or MOST_TOKENS) :
+    ]
     with recorded(generator.model, SelfAttention) as attentions:
         logits = generator.model(torch.tensor([tokens], device=generator.device))[0, -1].float()
     values, places = logits.softmax(-1).topk(min(top, len(logits)))

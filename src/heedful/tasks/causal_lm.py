@@ -1,25 +1,28 @@
 """Plain text: predict the next token."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from heedful.config import Size
+from heedful.data.columns import DOCUMENT, Columns
 from heedful.data.prepare import Prepared
 from heedful.data.store import Store
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.greedy import greedy
 from heedful.decoding.rules import Rules
 from heedful.decoding.stepper import PromptStepper
+from heedful.generator import Generator
+from heedful.generator import load as load_generator
 from heedful.model.architecture import LanguageModel, Model
 from heedful.objectives import Loss, cross_entropy, vocabulary_cross_entropy
-from heedful.tasks import Scores, Task, TaskConfig
-from heedful.text.tokenizer import BOS, EOS
+from heedful.tasks import Direction, Scores, Settings, State, TaskConfig, Together
 
 VALIDATED = 200  # batches of windows at most
 
@@ -31,13 +34,31 @@ class CausalLmConfig(TaskConfig):
     documents   one after the other, documents packed end to end: each starts with <s>, ends with </s>, sees only itself
     """
 
-    pairs: ClassVar[bool] = False
-    model_kind: ClassVar[str] = "decoder_only"
+    trains: ClassVar[type[Model]] = LanguageModel
+    metrics: ClassVar[Mapping[str, Direction]] = {"loss": "lower", "accuracy": "higher", "bits_per_byte": "lower"}
     context: Size = 256
     windows: Literal["random", "documents"] = "random"
 
-    def build(self, prepared: Prepared, *, dropout: float, language: str) -> Task:
-        return CausalLm(self, prepared)
+    @property
+    def columns(self) -> Columns:
+        return DOCUMENT
+
+    @property
+    def facts(self) -> frozenset[str]:
+        return frozenset({"segments"} if self.windows == "documents" else ())
+
+    def positions(self, longest: int) -> dict[str, int]:
+        return {"decoder": self.context}
+
+    def build(self, prepared: Prepared, settings: Settings) -> "CausalLm":
+        return CausalLm(self, prepared, smoothing=settings.label_smoothing)
+
+    def open(self, folder: Path, *others: Path, **options: Any) -> Generator:
+        if others:
+            raise ValueError("language models make no ensemble; give one folder")
+        if options:
+            raise ValueError(f"{', '.join(options)} is for translators; leave it out")
+        return load_generator(folder)
 
 
 @dataclass(frozen=True)
@@ -47,8 +68,8 @@ class TextBatch:
     segments: Tensor | None = None
 
     @property
-    def count(self) -> int:
-        return self.wanted.numel()
+    def counts(self) -> dict[str, int]:
+        return {"tokens": self.wanted.numel()}
 
     def to(self, device: torch.device) -> "TextBatch":
         segments = None if self.segments is None else self.segments.to(device)
@@ -56,7 +77,8 @@ class TextBatch:
 
 
 class CausalLm:
-    def __init__(self, config: CausalLmConfig, prepared: Prepared) -> None:
+    def __init__(self, config: CausalLmConfig, prepared: Prepared, *, smoothing: float = 0.0) -> None:
+        self.smoothing = smoothing
         self.context = config.context
         self.packed = config.windows == "documents"
         self.tokenizer = prepared.tokenizers[0]
@@ -91,40 +113,43 @@ class CausalLm:
     def collate(self, rows: np.ndarray, *, seed: tuple[int, ...] = ()) -> TextBatch:
         return self._windows(self.train, rows, self.context)
 
-    def loss(self, model: Model, batch: TextBatch, *, smoothing: float) -> Loss:
-        assert isinstance(model, LanguageModel)
+    def loss(self, model: LanguageModel, batch: TextBatch, *, state: State) -> Loss:
         states = model.decode(batch.tokens, segments=batch.segments)
         states, weight, bias = model.last_linear(states.flatten(0, 1))
-        return vocabulary_cross_entropy(states, weight, bias, batch.wanted.flatten(), smoothing=smoothing)
+        wanted = batch.wanted.flatten()
+        return Loss({"tokens": vocabulary_cross_entropy(states, weight, bias, wanted, smoothing=self.smoothing)})
 
     @torch.inference_mode()
-    def validate(self, model: Model, *, budget: int, samples: int) -> Scores:
-        assert isinstance(model, LanguageModel)
-        device = model.device
+    def evaluate(self, model: LanguageModel, *, budget: int, samples: int, world: Together) -> Scores:
         size = min(self.context, len(self.valid) - 1)
         starts = np.arange(0, len(self.valid) - size, size)
         rows = max(1, budget // self.context)
         stride = max(1, len(starts) // (rows * VALIDATED))
         starts = starts[::stride]
         total, count, right = 0.0, 0, 0
-        for start in range(0, len(starts), rows):
-            batch = self._windows(self.valid, starts[start : start + rows], size).to(device)
-            logits = model(batch.tokens, segments=batch.segments).flatten(0, 1)
+        for start in range(world.rank * rows, len(starts), world.size * rows):
+            batch = self._windows(self.valid, starts[start : start + rows], size).to(model.device)
+            logits = model.logits(model.decode(batch.tokens, segments=batch.segments)).flatten(0, 1)
             wanted = batch.wanted.flatten()
             total += float(cross_entropy(logits, wanted).total)
             right += int((logits.argmax(-1) == wanted).sum())
             count += len(wanted)
+        total, count, right = world.total(total), int(world.total(count)), int(world.total(right))
         numbers = {"loss": total / max(1, count), "accuracy": 100 * right / max(1, count)}
         if self.bytes:
             numbers["bits_per_byte"] = numbers["loss"] / math.log(2) * len(self.valid) / self.bytes
         return Scores(numbers, [self._continue(model, index) for index in range(samples)])
+
+    def finish(self, model: LanguageModel, folder: Path) -> None:
+        """Weights and tokenizer are all it takes."""
 
     def _continue(self, model: LanguageModel, index: int) -> dict[str, str]:
         size = max(1, min(self.context, len(self.valid)) // 2)
         place = index * len(self.valid) // 7 % max(1, len(self.valid) - size)
         prompt = torch.tensor(self.valid[place : place + size].astype(np.int64))[None].to(model.device)
         stepper = PromptStepper(model, prompt, length=size)
-        (found,) = greedy(stepper, prompt[:, -1], limits=[size], rules=Rules(GenerationConfig(num_beams=1), EOS))
+        rules = Rules(GenerationConfig(num_beams=1), self.tokenizer.eos)
+        (found,) = greedy(stepper, prompt[:, -1], limits=[size], rules=rules)
         prompted, written = self.tokenizer.decode([prompt[0].tolist(), found.tokens])
         return {"prompt": prompted, "continuation": written}
 
@@ -132,7 +157,7 @@ class CausalLm:
         windows = np.stack([stream[start : start + size + 1] for start in starts]).astype(np.int64)
         whole = torch.from_numpy(windows)
         tokens, wanted = whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
-        segments = (tokens == BOS).cumsum(-1) if self.packed else None
+        segments = (tokens == self.tokenizer.bos).cumsum(-1) if self.packed else None
         return TextBatch(tokens, wanted, segments)
 
     def _stream(self, store: Store) -> np.ndarray:
@@ -141,5 +166,5 @@ class CausalLm:
             return store.tokens[0]
         rows = store.rows(0, np.arange(len(store)))
         kind = store.tokens[0].dtype
-        start, end = np.array([BOS], dtype=kind), np.array([EOS], dtype=kind)
+        start, end = (np.array([token], dtype=kind) for token in (self.tokenizer.bos, self.tokenizer.eos))
         return np.concatenate([part for row in rows for part in (start, row, end)])

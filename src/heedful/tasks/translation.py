@@ -1,37 +1,65 @@
 """Pairs of texts: read one, write the other. Translation, and every other sequence-to-sequence task."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from heedful.alignment import Aligner, choose
 from heedful.data import batches
+from heedful.data.columns import PAIR, Columns
 from heedful.data.padding import Row, pad
 from heedful.data.prepare import Prepared
 from heedful.data.store import Store
 from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.shortlist import Shortlist, learn
 from heedful.evaluation.metrics import quick_score
 from heedful.model.architecture import Model, SequenceToSequence
 from heedful.objectives import Loss, cross_entropy, vocabulary_cross_entropy
-from heedful.tasks import Scores, Task, TaskConfig
+from heedful.tasks import Direction, Scores, Settings, State, TaskConfig, Together
 from heedful.text.bpe import MergingBpe
-from heedful.text.tokenizer import BOS, EOS
+from heedful.text.tokenizer import BYTES, Tokenizer
 from heedful.translator import Translator
+from heedful.translator import load as load_translator
 
 SCORED = 200  # sentences translated at a validation
+LEXICON, ALIGNED = 20_000, 200  # pairs to learn which words meet, and to try the heads on
+SHORTLISTED = 100_000  # pairs to learn a shortlist from
 GREEDY = GenerationConfig(num_beams=1)
 
 
 class TranslationConfig(TaskConfig):
-    pairs: ClassVar[bool] = True
-    model_kind: ClassVar[str] = "encoder_decoder"
+    trains: ClassVar[type[Model]] = SequenceToSequence
+    metrics: ClassVar[Mapping[str, Direction]] = {
+        "loss": "lower", "accuracy": "higher", "bleu": "higher", "chrf": "higher", "exact": "higher"
+    }  # fmt: skip
+    sizes: ClassVar[tuple[str, ...]] = ("tiny", "small", "base", "big")
+    note: ClassVar[str] = (
+        "BLEU and chrF are sacreBLEU's, on greedy translations of at most 200 sentences, to watch the training by; "
+        "`evaluate` gives the figures to report."
+    )
 
-    def build(self, prepared: Prepared, *, dropout: float, language: str) -> Task:
-        return Translation(prepared, dropout=dropout, language=language)
+    @property
+    def columns(self) -> Columns:
+        return PAIR
+
+    def positions(self, longest: int) -> dict[str, int]:
+        return {"encoder": longest + 1, "decoder": longest + 1}
+
+    def fitted(self, model: dict[str, Any], prepared: Prepared) -> dict[str, Any]:
+        source, target = prepared.tokenizers[0], prepared.tokenizers[-1]
+        return {**model, "vocab": target.vocab, "source_vocab": None if source is target else source.vocab}
+
+    def build(self, prepared: Prepared, settings: Settings) -> "Translation":
+        return Translation(prepared, settings)
+
+    def open(self, folder: Path, *others: Path, **options: Any) -> Translator:
+        return load_translator(folder, *others, **options)
 
 
 @dataclass(frozen=True)
@@ -45,16 +73,18 @@ class PairBatch:
     target_valid: Tensor
 
     @property
-    def count(self) -> int:
-        return int(self.target_valid.sum())
+    def counts(self) -> dict[str, int]:
+        return {"tokens": int(self.target_valid.sum())}
 
     def to(self, device: torch.device) -> "PairBatch":
         return PairBatch(**{name: tensor.to(device) for name, tensor in vars(self).items()})
 
 
 class Translation:
-    def __init__(self, prepared: Prepared, *, dropout: float = 0.0, language: str = "") -> None:
-        self.prepared = prepared
+    def __init__(self, prepared: Prepared, settings: Settings | None = None) -> None:
+        settings = settings or Settings()
+        dropout, language = settings.bpe_dropout, settings.language
+        self.prepared, self.smoothing = prepared, settings.label_smoothing
         self.train = prepared.store("train")
         self.valid = prepared.store("valid") if prepared.has("valid") else self.train
         self.dropout = dropout
@@ -73,43 +103,70 @@ class Translation:
 
     def collate(self, rows: np.ndarray, *, seed: tuple[int, ...] = ()) -> PairBatch:
         sources, targets = (self._rows(self.train, column, rows, seed) for column in (0, 1))
-        return collate(sources, targets)
+        return self._collated(sources, targets)
 
-    def loss(self, model: Model, batch: PairBatch, *, smoothing: float) -> Loss:
+    def loss(self, model: SequenceToSequence, batch: PairBatch, *, state: State) -> Loss:
         """Only real positions are projected to the vocabulary."""
-        assert isinstance(model, SequenceToSequence)
         memory = model.encode(batch.source, valid=batch.source_valid)
-        states = model.decode(batch.target, memory)
-        written = states[batch.target_valid]
-        return vocabulary_cross_entropy(
-            *model.last_linear(written), batch.wanted[batch.target_valid], smoothing=smoothing
-        )
+        written = model.decode(batch.target, memory)[batch.target_valid]
+        wanted = batch.wanted[batch.target_valid]
+        return Loss({"tokens": vocabulary_cross_entropy(*model.last_linear(written), wanted, smoothing=self.smoothing)})
 
     @torch.inference_mode()
-    def validate(self, model: Model, *, budget: int, samples: int) -> Scores:
-        assert isinstance(model, SequenceToSequence)
+    def evaluate(self, model: SequenceToSequence, *, budget: int, samples: int, world: Together) -> Scores:
         total, count, right = 0.0, 0, 0
-        device = model.device
-        for rows in batches.in_order(self.valid, budget=budget):
-            batch = collate(self.valid.rows(0, rows), self.valid.rows(1, rows)).to(device)
+        for rows in list(batches.in_order(self.valid, budget=budget))[world.rank :: world.size]:
+            batch = self._collated(self.valid.rows(0, rows), self.valid.rows(1, rows)).to(model.device)
             memory = model.encode(batch.source, valid=batch.source_valid)
             logits = model.logits(model.decode(batch.target, memory)[batch.target_valid])
             wanted = batch.wanted[batch.target_valid]
             total += float(cross_entropy(logits, wanted).total)
             right += int((logits.argmax(-1) == wanted).sum())
             count += len(wanted)
+        total, count, right = world.total(total), int(world.total(count)), int(world.total(right))
         texts = self._references()
         translator = Translator([model], self.prepared.tokenizers, limit=1 << 30)
-        written = [
-            found.text for found in translator.translate([source for source, _ in texts], GREEDY, batch_tokens=budget)
-        ]
-        numbers = {"loss": total / count, "accuracy": 100 * right / count}
+        sources = [source for source, _ in texts][world.rank :: world.size]
+        written = world.gather([found.text for found in translator.translate(sources, GREEDY, batch_tokens=budget)])
+        numbers = {"loss": total / max(1, count), "accuracy": 100 * right / max(1, count)}
         numbers |= quick_score(written, [target for _, target in texts], language=self.language)
         shown = [
             {"source": source, "reference": target, "hypothesis": text}
             for (source, target), text in zip(texts[:samples], written, strict=False)
         ]
         return Scores(numbers, shown)
+
+    def finish(self, model: SequenceToSequence, folder: Path) -> None:
+        """The head that aligns best, and which words may come of which."""
+        aligner = self._choose_aligner(model)
+        if aligner is not None:
+            aligner.save(folder)
+        self._learn_shortlist().save(folder)
+
+    def _choose_aligner(self, model: SequenceToSequence) -> Aligner | None:
+        """By the validation pairs, with the words that meet in the first training pairs."""
+        rows = np.arange(min(LEXICON, len(self.train)))
+        sources, targets = (self.prepared.tokenizers[c].decode(self.train.rows(c, rows)) for c in (0, 1))
+        lexicon = list(zip(sources, targets, strict=True))
+        held_out = self.prepared.texts("valid") if self.prepared.has("valid") else lexicon
+        pairs = [(text[0], text[1]) for text in held_out]
+        return choose(model.eval(), self.prepared.tokenizers, pairs[:ALIGNED], lexicon=lexicon)
+
+    def _learn_shortlist(self) -> Shortlist:
+        source, target = self.prepared.tokenizers
+        rows = np.arange(min(SHORTLISTED, len(self.train)))
+        spelled = [target.token_ids()[token] for token in BYTES if token in target.token_ids()]
+        return learn(
+            self.train.rows(0, rows),
+            self.train.rows(1, rows),
+            source_vocab=source.vocab,
+            vocab=target.vocab,
+            always=[target.eos, *([] if target.unk is None else [target.unk]), *spelled],
+            joint=source is target,
+        )
+
+    def _collated(self, sources: Sequence[Row], targets: Sequence[Row]) -> PairBatch:
+        return collate(sources, targets, self.prepared.tokenizers)
 
     def _references(self) -> list[tuple[str, str]]:
         if self.prepared.has("valid"):
@@ -133,8 +190,9 @@ class Translation:
         ]
 
 
-def collate(sources: Sequence[Row], targets: Sequence[Row]) -> PairBatch:
-    source, source_valid = pad(sources, last=EOS)
-    target, target_valid = pad(targets, first=BOS)
-    wanted, _ = pad(targets, last=EOS)
+def collate(sources: Sequence[Row], targets: Sequence[Row], tokenizers: Sequence[Tokenizer]) -> PairBatch:
+    first, last = tokenizers[0], tokenizers[-1]
+    source, source_valid = pad(sources, last=first.eos, fill=first.pad)
+    target, target_valid = pad(targets, first=last.start, fill=last.pad)
+    wanted, _ = pad(targets, last=last.eos, fill=last.pad)
     return PairBatch(source, source_valid, target, wanted, target_valid)

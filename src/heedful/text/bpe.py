@@ -3,7 +3,7 @@
 import random
 from itertools import pairwise
 
-from heedful.text.tokenizer import UNK, Tokenizer
+from heedful.text.tokenizer import Tokenizer
 
 
 class MergingBpe:
@@ -16,6 +16,7 @@ class MergingBpe:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.ids = tokenizer.token_ids()
+        self.unknown = tokenizer.unk or 0
         self.rank = {pair: rank for rank, pair in enumerate(tokenizer.merges())}
 
     def encode(self, text: str, *, dropout: float = 0.0, chance: random.Random | None = None) -> list[int]:
@@ -30,7 +31,7 @@ class MergingBpe:
                 if pair in self.rank and not (dropout and chance and chance.random() < dropout)
             ]
             if not found:
-                return [self.ids.get(piece, UNK) for piece in pieces]
+                return [self.ids.get(piece, self.unknown) for piece in pieces]
             _, place = min(found)
             pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import torch
 
 from heedful import __version__
+from heedful.data.columns import is_pair
 from heedful.data.prepare import Prepared
 from heedful.model.architecture import Model
 from heedful.training.loop import Progress
@@ -23,8 +24,11 @@ def card(
 ) -> str:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     data = recipe.data
-    languages = f"{data.source_language or '?'} -> {data.target_language or '?'}" if recipe.task.pairs else "text"
+    languages = (
+        f"{data.source_language or '?'} -> {data.target_language or '?'}" if is_pair(prepared.columns) else "text"
+    )
     rows = prepared.facts["rows"]
+    counted = "target tokens" if is_pair(prepared.columns) else "tokens"
     files = [
         f"| {split} | {name} | `{digest}` |"
         for split, found in prepared.facts["files"].items()
@@ -36,7 +40,8 @@ def card(
             f"# A {recipe.task.kind} model, {languages}",
             "",
             f"Made with heedful {__version__} on {datetime.now(UTC):%Y-%m-%d}. {model.config.kind}, "
-            f"{parameters:,} parameters, vocabulary {prepared.tokenizers[-1].vocab:,}.",
+            f"{parameters:,} parameters"
+            + (f", vocabulary {prepared.tokenizers[-1].vocab:,}." if prepared.tokenizers else "."),
             "",
             "## Scores on the validation set" if prepared.has("valid") else "## Scores on the training data (no other)",
             "",
@@ -44,12 +49,10 @@ def card(
             "|---|---|",
             *(f"| {name} | {value:.4f} |" for name, value in numbers.items()),
             "",
-            "BLEU and chrF are sacreBLEU's, on greedy translations of at most 200 sentences, to watch the training by; "
-            "`evaluate` gives the figures to report.",
-            "",
+            *([recipe.task.note, ""] if recipe.task.note else []),
             "## Training",
             "",
-            f"{progress.step:,} steps, {progress.tokens:,} target tokens in {progress.seconds:,.0f} s "
+            f"{progress.step:,} steps, {progress.tokens:,} {counted} in {progress.seconds:,.0f} s "
             f"({progress.tokens / max(1e-9, progress.seconds):,.0f} tokens/s) on {platform.machine()}, "
             f"{torch.get_num_threads()} threads; peak memory {memory / 2**20:,.0f} MiB; seed {recipe.seed}. "
             f"Best {recipe.training.metric} at step {progress.best_step:,}. Everything else is in config.yaml.",

@@ -7,7 +7,7 @@ epoch's: a resumed training needs the weights, the optimizer's numbers and a few
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from heedful.checkpoint import Checkpoint, prune, save_checkpoint, save_weights, state_of, steps
 from heedful.model.architecture import Model
 from heedful.model.stack.transformer import Transformer
-from heedful.tasks import Batch, Task
+from heedful.tasks import Batch, State, Task
 from heedful.training.journal import Journal
 from heedful.training.optimizer import build_optimizer, optimizer_state, restore_optimizer
 from heedful.training.parallel import World
@@ -30,7 +30,6 @@ from heedful.training.precision import Precision
 from heedful.training.recipe import Recipe
 from heedful.training.schedule import learning_rate
 
-HIGHER_IS_BETTER = {"accuracy", "bleu", "chrf", "exact"}
 EXPLODED = 3.0  # times the loss of guessing, or of the first step if that was higher
 
 
@@ -67,12 +66,14 @@ class Trainer:
         self.task, self.model = task, model.to(world.device)
         self.world, self.journal, self.folder = world, journal, folder
         self.progress = Progress()
+        self.states: dict[int, State] = {}  # what the task carries from step to step, of each micro-batch
+        self.frozen = freeze(self.model, self.config.freeze)
         self.precision = Precision(self.config.precision, world.device)
         self.optimizer = build_optimizer(self.config, self.model)
-        self.ema = {name: tensor.clone() for name, tensor in state_of(model).items()} if self.config.ema else {}
+        self.ema = {name: tensor.clone() for name, tensor in self.trained().items()} if self.config.ema else {}
         if self.config.recompute:
             _recompute_layers(self.model)
-        self.module: nn.Module = _StepLoss(self.model, task, self.config.label_smoothing)
+        self.module: nn.Module = _StepLoss(self.model, task)
         if self.config.compile:
             self.module = torch.compile(self.module, dynamic=True)  # type: ignore[assignment]
         if world.size > 1:
@@ -104,19 +105,28 @@ class Trainer:
                     return
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        self.model.load_state_dict(checkpoint.tensors("model"))
+        load_trained(self.model, checkpoint.tensors("model"), self.frozen)
+        self.states = self._own_states(checkpoint)
         restore_optimizer(self.optimizer, self.model, checkpoint.tensors("optimizer"))
         if self.ema:
             self.ema = {name: tensor.to(self.world.device) for name, tensor in checkpoint.tensors("ema").items()}
         self.progress = Progress(**checkpoint.state["progress"])
         self.precision.restore(checkpoint.state["scaler"])
 
+    def trained(self) -> dict[str, Tensor]:
+        """The weights that are not frozen: those that are saved, averaged and restored."""
+        return {name: tensor for name, tensor in state_of(self.model).items() if name not in self.frozen}
+
     def save(self) -> None:
+        carried = self.world.gather_tensors(_flat(self.states))
         if self.world.leads and self.progress.step not in steps(self.folder / "checkpoints"):
-            tensors = {"model": state_of(self.model), "optimizer": optimizer_state(self.optimizer, self.model)}
+            tensors = {"model": self.trained(), "optimizer": optimizer_state(self.optimizer, self.model)}
             if self.ema:
                 tensors["ema"] = self.ema
-            state = {"progress": asdict(self.progress), "scaler": self.precision.state()}
+            for rank, own in enumerate(carried):
+                if own:
+                    tensors[f"task.{rank}"] = own
+            state = {"processes": self.world.size, "progress": asdict(self.progress), "scaler": self.precision.state()}
             try:
                 save_checkpoint(self.folder / "checkpoints", self.progress.step, tensors, state)
             except OSError as error:
@@ -135,23 +145,23 @@ class Trainer:
 
     def score(self) -> tuple[dict[str, float], list[dict[str, str]]]:
         """Validate what would be handed over: the average where there is one, the weights themselves otherwise."""
-        own = state_of(self.model) if self.ema else {}
+        own = {name: tensor.clone() for name, tensor in self.trained().items()} if self.ema else {}
         if self.ema:
-            own = {name: tensor.clone() for name, tensor in own.items()}
-            self.model.load_state_dict(self.ema)
+            load_trained(self.model, self.ema, self.frozen)
         self.model.eval()
         with self.precision.compute():
-            scores = self.task.validate(self.model, budget=self.budget, samples=self.config.samples)
+            scores = self.task.evaluate(self.model, budget=self.budget, samples=self.config.samples, world=self.world)
         self.model.train()
         if self.ema:
-            self.model.load_state_dict(own)
+            load_trained(self.model, own, self.frozen)
         return scores.numbers, scores.samples
 
     def is_better(self, value: float) -> bool:
         best = self.progress.best
         if not math.isfinite(value):
             return False
-        return best is None or (value > best if self.config.metric in HIGHER_IS_BETTER else value < best)
+        higher = self.recipe.task.metrics[self.config.metric] == "higher"
+        return best is None or (value > best if higher else value < best)
 
     def probe(self) -> None:
         """One step's work on the batch that needs most memory, before the first step and without a trace."""
@@ -159,7 +169,8 @@ class Trainer:
         parts = self._deal(self.task.worst(self.budget))
         for batch in parts[:1]:
             with self.precision.compute():
-                self.module(batch.to(self.world.device)).mul(0).backward()
+                totals, _ = self.module(batch.to(self.world.device), {})
+                sum(totals.values()).mul(0).backward()
         self.optimizer.zero_grad(set_to_none=True)
 
     def feed(self) -> Iterator[np.ndarray]:
@@ -179,27 +190,34 @@ class Trainer:
         self.model.train()
         torch.manual_seed(_mix(self.recipe.seed, progress.step, self.world.rank))
         parts = self._deal(rows)
-        mine = sum(batch.count for batch in parts) if len(rows) > self.world.rank else 0
-        count = int(self.world.total(mine))
+        mine = len(rows) > self.world.rank
+        counts = {name: int(self.world.total(count if mine else 0)) for name, count in _added(parts).items()}
         rate = learning_rate(config, progress.step, width=self.recipe.model.width)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        total = 0.0
+        sums = dict.fromkeys(counts, 0.0)
         for number, batch in enumerate(parts):
             with self._sync_only(number == len(parts) - 1), self.precision.compute():
-                loss = self.module(batch.to(self.world.device)) * (1 if mine else 0)
-                # Summed over all tokens of the step, divided once. DDP takes the mean over processes: undo that.
-                self.precision.scaler.scale(loss * (self.world.size / count)).backward()
-            total += float(loss.detach())
-        loss_per_token = self.world.total(total) / count
-        norm = self._apply(loss_per_token)
+                totals, state = self.module(batch.to(self.world.device), self.states.get(number, {}))
+                # Summed over the whole step, divided once. DDP takes the mean over processes: undo that.
+                share = self.world.size if mine else 0
+                loss = sum(total * (share / max(1, counts[name])) for name, total in totals.items())
+                self.precision.scaler.scale(loss).backward()
+            self.states[number] = {name: tensor.detach() for name, tensor in state.items()}
+            for name, total in totals.items():
+                sums[name] += float(total.detach()) if mine else 0.0
+        terms = {name: self.world.total(value) / max(1, counts[name]) for name, value in sums.items()}
+        loss_per_count = sum(terms.values())
+        norm = self._apply(loss_per_count)
+        count = next(iter(counts.values()))
         progress.tokens += count
         if progress.step % config.log_every == 0 or progress.step == 1:
             best = f"best {config.metric} {progress.best:.3f}" if progress.best is not None else ""
             self.journal.step(
                 progress.step,
                 best=best,
-                loss=loss_per_token,
+                loss=loss_per_count,
+                **({f"loss_{name}": value for name, value in terms.items()} if len(terms) > 1 else {}),
                 learning_rate=rate,
                 norm=norm,
                 tokens_per_second=count / (time.monotonic() - began),
@@ -213,12 +231,13 @@ class Trainer:
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf))
         if progress.step == 1 and math.isfinite(loss):
             progress.first_loss = loss
-        too_high = EXPLODED * max(1.0, math.log(self.recipe.model.vocab), progress.first_loss)
+        too_high = EXPLODED * max(1.0, math.log(self.model.vocab or 1), progress.first_loss)
         scaled_over = scaler.is_enabled() and math.isfinite(loss)  # the scale was too high: that is float16's business
         if math.isfinite(norm) and loss < too_high:
             scaler.step(self.optimizer)
             for parameter in self.model.parameters():  # a fused step does not say so itself
-                torch.autograd.graph.increment_version(parameter)
+                if parameter.requires_grad:
+                    torch.autograd.graph.increment_version(parameter)
             progress.bad_in_a_row = 0
             self._follow()
         else:
@@ -236,25 +255,45 @@ class Trainer:
     def _follow(self) -> None:
         """The running average takes a small step towards the weights; larger ones at first."""
         decay = min(self.config.ema, (1 + self.progress.step) / (10 + self.progress.step))
-        for name, tensor in state_of(self.model).items() if self.ema else ():
+        for name, tensor in self.trained().items() if self.ema else ():
             self.ema[name].lerp_(tensor, 1 - decay)
 
     def _validate(self) -> bool:
-        """Score the model, keep it if it is the best so far; True if training should end."""
-        progress, ended = self.progress, False
+        """Score the model, keep it if it is the best so far; True if training should end. All processes take part and
+        come to the same conclusion; the leading one writes it down."""
+        progress = self.progress
+        numbers, samples = self.score()
+        value = numbers[self.config.metric]
+        better = self.world.agree(self.is_better(value)) if self.world.size > 1 else self.is_better(value)
+        progress.stale = 0 if better else progress.stale + 1
+        if better:
+            progress.best, progress.best_step = value, progress.step
+            self.keep_best()
+        self.journal.validation(progress.step, numbers, samples, better)
+        ended = progress.is_stale(self.config.patience)
+        if ended:
+            self.journal.say(f"no better {self.config.metric} in {progress.stale} validations: stopping early")
+        return ended
+
+    def keep_best(self) -> None:
+        """What would be handed over now becomes the folder's model: whole, frozen weights included."""
         if self.world.leads:
-            numbers, samples = self.score()
-            value = numbers[self.config.metric]
-            better = self.is_better(value)
-            progress.stale = 0 if better else progress.stale + 1
-            if better:
-                progress.best, progress.best_step = value, progress.step
-                save_weights(self.folder, self.ema or state_of(self.model))
-            self.journal.validation(progress.step, numbers, samples, better)
-            ended = progress.is_stale(self.config.patience)
-            if ended:
-                self.journal.say(f"no better {self.config.metric} in {progress.stale} validations: stopping early")
-        return self.world.agree(ended)
+            save_weights(self.folder, {**state_of(self.model), **self.ema})
+
+    def _own_states(self, checkpoint: Checkpoint) -> dict[int, State]:
+        """What the task carried when the checkpoint was made, of this process."""
+        processes = checkpoint.state.get("processes", self.world.size)
+        if checkpoint.has("task.0") and processes != self.world.size:
+            raise ValueError(
+                f"this training was begun with {processes} processes, and each carries a state of its own from step to "
+                f"step; go on with {processes}"
+            )
+        name = f"task.{self.world.rank}"
+        states: dict[int, State] = {}
+        for key, tensor in checkpoint.tensors(name).items() if checkpoint.has(name) else ():
+            number, _, own = key.partition("/")
+            states.setdefault(int(number), {})[own] = tensor.to(self.world.device)
+        return states
 
     def _deal(self, rows: np.ndarray) -> list[Batch]:
         """This process's part of a step, in micro-batches. One left without rows takes a row that will not count."""
@@ -287,14 +326,57 @@ class Trainer:
 
 
 class _StepLoss(nn.Module):
-    """The loss of a batch as a module, which is what DDP and torch.compile can wrap."""
+    """The loss of a batch as a module, which is what DDP and torch.compile can wrap: (weighted totals by term,
+    state)."""
 
-    def __init__(self, model: Model, task: Task, smoothing: float) -> None:
+    def __init__(self, model: Model, task: Task) -> None:
         super().__init__()
-        self.model, self.task, self.smoothing = model, task, smoothing
+        self.model, self.task = model, task
 
-    def forward(self, batch: Batch) -> Tensor:
-        return self.task.loss(self.model, batch, smoothing=self.smoothing).total
+    def forward(self, batch: Batch, state: State) -> tuple[dict[str, Tensor], State]:
+        loss = self.task.loss(self.model, batch, state=state)
+        found = {name: term.count for name, term in loss.terms.items()}
+        if found != dict(batch.counts):
+            raise TypeError(f"the loss is over {found}, but its batch said {dict(batch.counts)}")
+        return {name: term.total * term.weight for name, term in loss.terms.items()}, loss.state
+
+
+def freeze(model: nn.Module, parts: tuple[str, ...]) -> frozenset[str]:
+    """Exclude these parts from training; gives the names of their weights."""
+    names = [name for name, _ in model.named_parameters()]
+    frozen: set[str] = set()
+    for part in parts:
+        found = {name for name in names if name == part or name.startswith(part + ".")}
+        if not found:
+            known = ", ".join(dict.fromkeys(name.split(".")[0] for name in names))
+            raise ValueError(f"training.freeze names {part!r}, which this model does not have; its parts: {known}")
+        frozen |= found
+    if frozen and len(frozen) == len(names):
+        raise ValueError("training.freeze names the whole model; leave something to train")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    return frozenset(frozen)
+
+
+def load_trained(model: nn.Module, weights: Mapping[str, Tensor], frozen: frozenset[str]) -> None:
+    """Set the weights that are not frozen, all of them."""
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    wrong = [*unexpected, *(name for name in missing if name not in frozen)]
+    if wrong:
+        raise ValueError(f"the checkpoint does not fit the model: {wrong[0]}")
+
+
+def _added(parts: list[Batch]) -> dict[str, int]:
+    """How much each term counts over all micro-batches."""
+    counts: dict[str, int] = {}
+    for batch in parts:
+        for name, count in batch.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    return counts
+
+
+def _flat(states: dict[int, State]) -> dict[str, Tensor]:
+    return {f"{number}/{name}": tensor for number, own in states.items() for name, tensor in own.items()}
 
 
 def _recompute_layers(model: Model) -> None:

@@ -11,13 +11,14 @@ from heedful.training.recipe import TrainingConfig
 
 
 def build_optimizer(config: TrainingConfig, model: Model) -> torch.optim.Optimizer:
-    """Adam or AdamW; decay, if any, is for matrices only: norms and biases have nothing to lose."""
-    device = model.device
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    """Adam or AdamW for all that is not frozen; decay, if any, is for matrices only: norms and biases have nothing to
+    lose."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.ndim > 1]
+    others = [parameter for parameter in trained if parameter.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     kind = AdamW if config.optimizer == "adamw" else Adam
-    return kind(groups, lr=1.0, betas=config.betas, eps=config.eps, fused=device.type in ("cpu", "cuda"))
+    return kind(groups, lr=1.0, betas=config.betas, eps=config.eps, fused=model.device.type in ("cpu", "cuda"))
 
 
 class _Plain(torch.optim.Optimizer):
@@ -45,6 +46,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, model: Model) -> dict[str,
     return {
         f"{name}/{key}": value.detach().clone().contiguous()
         for name, parameter in model.named_parameters()
+        if parameter.requires_grad
         for key, value in optimizer.state[parameter].items()
     }
 

@@ -22,7 +22,6 @@ from heedful.training.recipe import Recipe, merge, parse_recipe, read_recipe
 Say = Callable[[str], None]
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 COUNTS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-SIZES = ("tiny", "small", "base", "big")
 EPOCHS = 12  # a larger model is worth having if it can still see the corpus this often,
 PER_PARAMETER = 20  # or this many tokens for each of its parameters
 ENOUGH = 60  # epochs after which more time is better not spent
@@ -38,7 +37,7 @@ def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, world: 
     if unit != "seconds":
         wanted = {"steps": amount, "epochs": amount * epoch, "tokens": amount}[unit]
         return _with_steps(recipe, task, wanted, unit, say)
-    if not recipe.task.pairs:
+    if not recipe.task.sizes:
         return _with_time(recipe, task, amount, world, say)
     assert isinstance(recipe.training.batch_tokens, int)
     size, candidate, speed = _largest(recipe, task, world, epoch=epoch, seconds=amount * WORK)
@@ -62,21 +61,23 @@ def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, world: 
         },
     )
     memory = _in_use() + _memory(candidate, task, world)
+    vocab = prepared.tokenizers[-1].vocab
     say(
-        f"plan for {budget}: {size} model, vocabulary {candidate.model.vocab:,}, {count:,} steps of {batch:,} tokens, "
+        f"plan for {budget}: {size} model, vocabulary {vocab:,}, {count:,} steps of {batch:,} tokens, "
         f"{tokens / epoch:.1f} epochs at {speed:,.0f} tokens/s, about {tokens / speed / WORK / 60:.0f} minutes "
         f"and {memory / 2**20:,.0f} MiB"
     )
     return candidate
 
 
-def readable_words(budget: str, world: World) -> int:
-    """How many words, both sides together, the smallest model can read in this time on this machine, about: a power of
-    two, so that another measurement gives the same. 0: the budget is not a time."""
+def readable_words(budget: str, smallest: str, world: World) -> int:
+    """How many words, both sides together, the model of the smallest recipe can read in this time here, about: a power
+    of two, so that another measurement gives the same. 0: the budget is not a time."""
     amount, unit = parse_budget(budget)
     if unit != "seconds":
         return 0
-    parameters = sum(read_recipe(SIZES[0]).with_vocab(8000, 8000).model.parameters().values())
+    model = read_recipe(smallest).model.model_copy(update={"vocab": 8000})
+    parameters = sum(model.parameters().values())
     tokens = amount * WORK * world.size * SHARE * _product_rate(world.device) / (6 * parameters)
     return int(2 ** round(math.log2(2 * tokens)))
 
@@ -96,11 +97,12 @@ def _product_rate(device: torch.device, seconds: float = 0.3) -> float:
 def _largest(recipe: Recipe, task: Task, world: World, *, epoch: int, seconds: float) -> tuple[str, Recipe, float]:
     """The largest model that sees enough tokens in this time, or else the smallest there is; and its speed. A model
     that is not simply one of the named ones was chosen by the person, and stays."""
-    if all(_sized(recipe, size).model != recipe.model for size in SIZES):
+    sizes = recipe.task.sizes
+    if all(_sized(recipe, size).model != recipe.model for size in sizes):
         return "your", recipe, _speed(recipe, task, world)
-    chosen = _sized(recipe, SIZES[0])
-    size, speed = SIZES[0], _speed(chosen, task, world)
-    for next_size in SIZES[1:]:
+    chosen = _sized(recipe, sizes[0])
+    size, speed = sizes[0], _speed(chosen, task, world)
+    for next_size in sizes[1:]:
         candidate = _sized(recipe, next_size)
         work = [sum(config.model.parameters().values()) for config in (chosen, candidate)]
         wanted = min(EPOCHS * epoch, PER_PARAMETER * work[1]) / seconds
@@ -259,7 +261,7 @@ def _tokens_a_step(recipe: Recipe, task: Task) -> float:
     assert isinstance(recipe.training.batch_tokens, int)
     counts = []
     for number, rows in enumerate(task.epoch(0, budget=recipe.training.batch_tokens, seed=recipe.seed)):
-        counts.append(task.collate(rows).count)
+        counts.append(next(iter(task.collate(rows).counts.values())))
         if number == 50:
             break
     return sum(counts) / len(counts)

@@ -6,6 +6,7 @@ model:
 training: {steps: 5000}
 """
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -13,16 +14,17 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
+from heedful import parts
 from heedful.config import Config, Probability, Size, did_you_mean, explain
-from heedful.data.prepare import DataConfig
+from heedful.data.prepare import DataConfig, Prepared
 from heedful.families import preset
 from heedful.model.architecture import ArchitectureConfig
 from heedful.tasks import TaskConfig
 from heedful.tasks.translation import TranslationConfig
 from heedful.text.tokenizer import TokenizerConfig
+from heedful.training.start import model_of
 
 FOLDER = Path(__file__).parents[1] / "recipes"
-Metric = Literal["loss", "accuracy", "bleu", "chrf", "exact"]
 
 
 class TrainingConfig(Config):
@@ -33,7 +35,9 @@ class TrainingConfig(Config):
     learning_rate   the highest; 0 = the paper's, 1 / sqrt(width * warmup)
     schedule        what follows the warm-up: inverse_sqrt (the paper), linear and cosine (to a fiftieth at the last
                     step), constant
-    metric          what decides which model is best, and when `patience` validations without a better one end training
+    metric          what decides which model is best, and when `patience` validations without a better one end training;
+                    one of the task's
+    freeze          weights that stay as they are: names of parts, such as embedding or encoder.layers.0
     ema             decay of a running average of the weights, used for validation and as the result; 0 = none
     average         at the end, try the mean of the last checkpoints, as many as kept; taken if it is better
     recompute       gradient checkpointing: a third more arithmetic, much less memory
@@ -61,16 +65,21 @@ class TrainingConfig(Config):
     validate_every: Size = 500
     save_every: Size = 500
     keep: Size = 5
-    metric: Metric = "loss"
+    metric: str = "loss"
     patience: int = Field(0, ge=0)
     samples: int = Field(3, ge=0)
     bad_steps: Size = 10
+    freeze: tuple[str, ...] = ()
 
 
 class Recipe(Config):
-    """`initialise` is the scheme of the first weights."""
+    """`initialise` is the scheme of the first weights. `start_from` names a folder, ours or Hugging Face's, whose
+    model, tokenizer and weights training starts from. `parts` names folders or packages with parts of your own.
+    """
 
     seed: int = Field(1, ge=0)
+    parts: tuple[str, ...] = ()
+    start_from: str = ""
     task: SerializeAsAny[TaskConfig] = Field(default_factory=TranslationConfig)
     model: SerializeAsAny[ArchitectureConfig]
     initialise: Literal["xavier", "gpt2", "bert", "t5"] = "xavier"
@@ -80,29 +89,43 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
-        if self.model.kind != self.task.model_kind:
-            wanted = self.task.model_kind
-            raise ValueError(f"task {self.task.kind} trains a {wanted}, but the model is {self.model.kind}")
-        if self.training.metric in ("bleu", "chrf", "exact") and not self.task.pairs:
-            raise ValueError(f"task {self.task.kind} has no {self.training.metric}; choose metric loss or accuracy")
-        needed = getattr(self.task, "context", self.data.max_length + 1)
-        for side in ("encoder", "decoder"):
-            stack = getattr(self.model, side, None)
-            limit = getattr(stack.position, "length", None) if stack else None
-            if limit is not None and needed > limit:
-                raise ValueError(f"the model learns {limit} positions, but texts may have {needed} tokens; raise "
+        if not issubclass(self.model.gives, self.task.trains):
+            raise ValueError(f"task {self.task.kind} trains a {_spaced(self.task.trains.__name__)}, "
+                             f"but {self.model.kind} is a {_spaced(self.model.gives.__name__)}")  # fmt: skip
+        if self.training.metric not in self.task.metrics:
+            known = did_you_mean(self.training.metric, self.task.metrics)
+            raise ValueError(f"task {self.task.kind} has no metric {self.training.metric!r}{known}")
+        for fact in sorted(self.task.facts - self.model.supports):
+            raise ValueError(f"task {self.task.kind} needs an attention that supports {fact}, which this model's does "
+                             "not; choose another mix, such as softmax")  # fmt: skip
+        if self.training.accumulate > 1 and not self.task.adds_up:
+            raise ValueError(f"task {self.task.kind} compares the rows of a batch with each other, so a batch cannot "
+                             "be dealt out; set training.accumulate=1")  # fmt: skip
+        needed = self.task.positions(self.data.max_length)
+        for side, limit in self.model.limits().items():
+            if needed.get(side, 0) > limit:
+                raise ValueError(f"the model learns {limit} positions, but texts may have {needed[side]} tokens; raise "
                                  f"model.{side}.position.length, or lower data.max_length or task.context")  # fmt: skip
-        if not self.tokenizer.joint and self.task.pairs and getattr(self.model, "tie", "") in ("all", "inputs"):
+        if not self.tokenizer.joint and getattr(self.model, "tie", "") in ("all", "inputs") and len(needed) > 1:
             raise ValueError("two vocabularies cannot share one table; set model.tie=output with tokenizer.joint=false")
         return self
 
-    def with_vocab(self, source: int, target: int) -> "Recipe":
-        """The recipe of a model for these vocabularies."""
+    def fitted(self, prepared: Prepared) -> "Recipe":
+        """The recipe of a model for these data."""
         data = self.model_dump()
-        data["model"]["vocab"] = target
-        if self.task.pairs:
-            data["model"]["source_vocab"] = None if self.tokenizer.joint else source
+        data["model"] = self.task.fitted(data["model"], prepared)
+        if self.start_from:  # a published table may have more rows than its tokenizer has tokens
+            data["model"] |= {
+                key: max(data["model"][key], old)
+                for key in ("vocab", "source_vocab")
+                if (old := getattr(self.model, key, None)) and data["model"].get(key)
+            }
         return Recipe.model_validate(data)
+
+
+def _spaced(name: str) -> str:
+    """SequenceToSequence -> sequence-to-sequence"""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
 
 
 def recipes() -> list[str]:
@@ -122,6 +145,12 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
         raise ValueError(f"there is no recipe {path}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    if isinstance(data, dict) and data.get("parts"):
+        beside = [str(path.parent / name) for name in _listed(data["parts"])]
+        found = [
+            near if Path(near).is_dir() else name for near, name in zip(beside, _listed(data["parts"]), strict=True)
+        ]
+        data = {**data, "parts": [parts.use(name) for name in found]}
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals:
@@ -130,7 +159,10 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             raise ValueError(f"{change!r}: {text!r} is not a value that YAML can read") from None
-        data = merge(data, _nested(key.split("."), value))
+        if key == "parts":
+            data = {**data, "parts": [parts.use(name) for name in _listed(value)]}
+        elif isinstance(data, dict):
+            data = merge(data, _nested(key.split("."), value))
     return parse_recipe(data)
 
 
@@ -138,10 +170,15 @@ def parse_recipe(data: dict[str, Any]) -> Recipe:
     if not isinstance(data, dict):
         raise ValueError("a recipe is a set of keys, such as `training: {steps: 1000}`")
     data = dict(data)
-    model = data.get("model") or {"preset": "vaswani-tiny"}
+    parts.require(_listed(data.get("parts") or []), place="this recipe")
+    model = data.get("model") or ({} if data.get("start_from") else {"preset": "vaswani-tiny"})
     if not isinstance(model, dict):
         raise ValueError(f"model is a set of keys, not {model!r}; to name a preset, write model.preset={model}")
     model = dict(model)
+    if data.get("start_from") and "kind" not in model:
+        if "preset" in model:
+            raise ValueError("the model is that of start_from; leave out model.preset, or start_from")
+        model = merge(model_of(Path(data["start_from"])), model)
     if "preset" in model:
         model = merge(preset(model.pop("preset")).model_dump(), model)
     data["model"] = model
@@ -158,11 +195,19 @@ def merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
         old = merged.get(key)
         if isinstance(old, str) and isinstance(value, dict):  # `rotary` is short for {kind: rotary}
             old = {"kind": old}
-        if isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind"):
+        if isinstance(old, dict) and "preset" in old and isinstance(value, dict) and "kind" in value:
+            merged[key] = value  # another model altogether
+        elif (
+            isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind")
+        ):
             merged[key] = merge(old, value)
         else:
             merged[key] = value
     return merged
+
+
+def _listed(names: Any) -> list[str]:
+    return [names] if isinstance(names, str) else [str(name) for name in names]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> list[str]:

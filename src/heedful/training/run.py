@@ -8,29 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
 from safetensors.torch import load_file
 
-from heedful.alignment import Aligner, choose
-from heedful.checkpoint import average, newest, regular, save_weights, set_aside, state_of
+from heedful.checkpoint import average, newest, regular, set_aside
 from heedful.data.prepare import Inputs, Prepared, load_tokenizers, prepare, save_tokenizers
-from heedful.decoding.shortlist import Shortlist, learn
 from heedful.files import write_text
-from heedful.model.architecture import Model, SequenceToSequence
+from heedful.model.architecture import Model
 from heedful.model.create import create
-from heedful.tasks import Task
-from heedful.text.tokenizer import BYTES, EOS, UNK
+from heedful.tasks import Settings, Task
 from heedful.training.card import card
 from heedful.training.journal import Journal
-from heedful.training.loop import Trainer
+from heedful.training.loop import Trainer, load_trained
 from heedful.training.parallel import World, join
 from heedful.training.plan import fit_memory, parse_budget, plan, readable_words
 from heedful.training.recipe import Recipe, differences, parse_recipe
+from heedful.training.start import digest_of, take_weights, tokenizers_of
 
-LEXICON, ALIGNED = 20_000, 200  # pairs to learn which words meet, and to try the heads on
-SHORTLISTED = 100_000  # pairs to learn a shortlist from
 # What may differ when a training goes on: it changes what is seen, not what comes out.
 FREE = ("training.log_every", "training.samples")
 
@@ -59,14 +54,26 @@ def train(
     world = join()
     known = _earlier(out)
     asked = {"recipe": recipe.model_dump(mode="json"), "budget": budget, "data": inputs.digests(cache)}
+    if recipe.start_from:
+        asked["start"] = digest_of(Path(recipe.start_from))
+    if world.size > 1 and not recipe.task.adds_up:
+        raise ValueError(
+            f"task {recipe.task.kind} compares the rows of a batch with each other, so processes cannot share one; "
+            "train in one process"
+        )
     if known is not None:
         _refuse_changes(known, asked, out)
     out.mkdir(parents=True, exist_ok=True)
     journal = Journal(out, steps=0, speaks=world.leads)
     prepared = _prepare(recipe, inputs, out, cache, world, journal, budget if known is None else None)
     if not prepared.has("valid"):
-        journal.say("there are too few pairs to hold any out: validation is on the training data")
-    task = recipe.task.build(prepared, dropout=recipe.tokenizer.dropout, language=recipe.data.target_language)
+        journal.say("there are too few rows to hold any out: validation is on the training data")
+    settings = Settings(
+        label_smoothing=recipe.training.label_smoothing,
+        bpe_dropout=recipe.tokenizer.dropout,
+        language=recipe.data.target_language,
+    )
+    task = recipe.task.build(prepared, settings)
     if world.leads:
         resolved = _resolve(recipe, known, prepared, task, out, budget, world, journal)
         write_text(out / "config.yaml", yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False))
@@ -85,9 +92,11 @@ def train(
 def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: World, journal: Journal) -> Result:
     torch.manual_seed(recipe.seed)
     model = create(recipe.model, scheme=recipe.initialise)
-    trainer = Trainer(recipe, task, model, world=world, journal=journal, folder=out)
     checkpoint = newest(out / "checkpoints", journal.say)
     world.wait()
+    if recipe.start_from and (checkpoint is None or recipe.training.freeze):  # frozen weights are in no checkpoint
+        take_weights(model, Path(recipe.start_from), journal.say)
+    trainer = Trainer(recipe, task, model, world=world, journal=journal, folder=out)
     if checkpoint is not None:
         trainer.restore(checkpoint)
         if world.leads:
@@ -103,35 +112,38 @@ def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: Wor
         journal.close()
         journal.say(f"stopped after step {trainer.progress.step}, saved; run the same command to go on")
         return Result(out, False, {})
-    numbers = _finish(trainer, recipe, prepared, out) if world.leads else {}
+    numbers = _finish(trainer, recipe, prepared, out)
     world.wait()
     return Result(out, True, numbers)
 
 
 def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> dict[str, float]:
-    """The best model, or the mean of the last ones if that is better; its scores; its card."""
-    journal, progress = trainer.journal, trainer.progress
+    """The best model, or the mean of the last ones if that is better; its scores; its card. All processes score."""
+    journal, progress, world = trainer.journal, trainer.progress, trainer.world
     journal.close()
     if not (out / "model.safetensors").exists():
-        save_weights(out, trainer.ema or state_of(trainer.model))
+        trainer.keep_best()
+    world.wait()
     _load_into(trainer.model, out)
     trainer.ema = {}
     numbers, samples = trainer.score()
     counted = regular(out / "checkpoints", recipe.training.save_every)[-recipe.training.keep :]
     kept = [out / "checkpoints" / str(step) / "model.safetensors" for step in counted]
     if recipe.training.average and len(kept) > 1:
-        trainer.model.load_state_dict(average(kept))
+        load_trained(trainer.model, average(kept), trainer.frozen)
         mean, mean_samples = trainer.score()
         if trainer.is_better(mean[recipe.training.metric]):
             numbers, samples = mean, mean_samples
-            save_weights(out, state_of(trainer.model))
+            trainer.keep_best()
             journal.say(f"the mean of the last {len(kept)} checkpoints is better, and is kept")
+        world.wait()
         _load_into(trainer.model, out)
-    if isinstance(trainer.model, SequenceToSequence):
-        _choose_aligner(trainer.model, prepared).save(out)
-        _learn_shortlist(prepared).save(out)
+    if trainer.world.leads:
+        trainer.task.finish(trainer.model.eval(), out)
     memory = peak_memory()
     speed = progress.tokens / max(1e-9, progress.seconds)
+    if not world.leads:
+        return {}
     journal.write(progress.step, final=numbers, peak_memory=memory, tokens_per_second=speed, skipped=progress.skipped)
     write_text(out / "README.md", card(recipe, prepared, progress, numbers, samples, memory, trainer.model))
     journal.say(
@@ -139,30 +151,6 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
         f"peak memory {memory / 2**20:,.0f} MiB" + (f", {progress.skipped} steps skipped" if progress.skipped else "")
     )
     return numbers
-
-
-def _choose_aligner(model: SequenceToSequence, prepared: Prepared) -> Aligner:
-    """By the validation pairs, with the words that meet in the first training pairs."""
-    store = prepared.store("train")
-    rows = np.arange(min(LEXICON, len(store)))
-    sources, targets = (prepared.tokenizers[column].decode(store.rows(column, rows)) for column in (0, 1))
-    lexicon = list(zip(sources, targets, strict=True))
-    pairs = [(text[0], text[1]) for text in prepared.texts("valid")] if prepared.has("valid") else lexicon
-    return choose(model.eval(), prepared.tokenizers, pairs[:ALIGNED], lexicon=lexicon)
-
-
-def _learn_shortlist(prepared: Prepared) -> Shortlist:
-    store, (source, target) = prepared.store("train"), prepared.tokenizers
-    rows = np.arange(min(SHORTLISTED, len(store)))
-    always = [EOS, UNK, *(target.token_ids()[token] for token in BYTES if token in target.token_ids())]
-    return learn(
-        store.rows(0, rows),
-        store.rows(1, rows),
-        source_vocab=source.vocab,
-        vocab=target.vocab,
-        always=always,
-        joint=source is target,
-    )
 
 
 def _load_into(model: Model, out: Path) -> None:
@@ -181,6 +169,8 @@ def _earlier(out: Path) -> dict[str, Any] | None:
 
 
 def _refuse_changes(known: dict[str, Any], asked: dict[str, Any], out: Path) -> None:
+    # Keys that have come since with a default are no change.
+    known = {**known, "recipe": parse_recipe(known["recipe"]).model_dump(mode="json")}
     changed = [line for line in differences(known, asked) if not _is_free(line, known)]
     if not changed:
         return
@@ -204,14 +194,28 @@ def _prepare(
     if not world.leads:
         world.wait()
     given, words = None, 0
+    texts = sum(column.is_text for column in inputs.columns)
     if budget is None or not world.leads:
-        given = load_tokenizers(out, columns=2 if inputs.pairs else 1)
-    elif budget and inputs.pairs:
-        words = readable_words(budget, world)
-    prepared = prepare(inputs, recipe.data, recipe.tokenizer, cache=cache, given=given, words=words, notify=journal.say)
+        given = load_tokenizers(out, columns=texts)
+    elif recipe.start_from and not recipe.tokenizer.file:
+        given = tokenizers_of(Path(recipe.start_from), texts)
+    elif budget and recipe.task.sizes:
+        words = readable_words(budget, recipe.task.sizes[0], world)
+    prepared = prepare(
+        inputs,
+        recipe.data,
+        recipe.tokenizer,
+        cache=cache,
+        given=given,
+        words=words,
+        specials=recipe.task.specials,
+        notify=journal.say,
+    )
     if world.leads:
-        if given is None:
+        if budget is not None:
             save_tokenizers(out, prepared.tokenizers)
+            if prepared.labels:
+                write_text(out / "labels.json", json.dumps(prepared.labels, indent=2, ensure_ascii=False))
         world.wait()
     return prepared
 
@@ -234,7 +238,7 @@ def _resolve(
             now = recipe.training.model_dump(mode="json")
             saved["training"] |= {key: now[key] for key in free}
         return parse_recipe(saved)
-    resolved = recipe.with_vocab(prepared.tokenizers[0].vocab, prepared.tokenizers[-1].vocab)
+    resolved = recipe.fitted(prepared)
     resolved = fit_memory(resolved, task, world=world, say=journal.say)
     return plan(resolved, budget, task, prepared, world=world, say=journal.say) if budget else resolved
 

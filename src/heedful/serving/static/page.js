@@ -28,7 +28,7 @@ const WORDS = {
     stepHint: "The likeliest next tokens at each step. Choose one to force it: the model goes on from there.",
     positionHint: "The waves that tell each position from the others: a row for each token, a column for each dimension.",
     forced: "Forced", free: "Let it choose freely", looks: "looks at", sourceTokens: "Source", targetTokens: "Target",
-    probability: "probability", step: "step",
+    probability: "probability", step: "step", noWeights: "This model's attention has no weights to show.",
     part: "The text was translated in {count} parts. This is part {number}: “{text}”",
   },
   zh: {
@@ -41,6 +41,7 @@ const WORDS = {
     stepHint: "每一步最可能的词元。选择一个，模型就从那里继续。",
     positionHint: "用来区分各个位置的波：每个词元一行，每个维度一列。",
     forced: "已指定", free: "让模型自由选择", looks: "看着", sourceTokens: "原文", targetTokens: "译文", probability: "概率", step: "步",
+    noWeights: "这个模型的注意力没有可以显示的权重。",
     part: "文本分为 {count} 部分翻译。这是第 {number} 部分：“{text}”",
   },
 };
@@ -196,9 +197,15 @@ function fill(select, values, chosen) {
 }
 
 function showAttention() {
-  const kinds = isWriter() ? ["own"] : ["cross", "encoder", "decoder"];
+  const kinds = isWriter() ? ["own"] : ["cross", "encoder", "decoder"].filter((kind) => state.data.attention[kind]);
   if (!kinds.includes(state.kind)) state.kind = kinds[0];
-  const { weights } = attention();
+  const { weights } = attention() || { weights: [] };
+  if (!weights.length) { // an attention that keeps no weights: nothing is drawn that was not used
+    for (const name of ["kind", "layer", "head", "lines", "heads"]) $(name).replaceChildren();
+    $("map").width = $("map").height = 0;
+    $("cell").textContent = say("noWeights");
+    return;
+  }
   state.layer = Math.min(state.layer, weights.length - 1);
   state.head = Math.min(state.head, weights[0].length - 1);
   fill($("kind"), kinds.map((kind) => [kind, say(kind)]), state.kind);

@@ -1,0 +1,71 @@
+"""`heedful predict`: what a model says of each line, whatever its task is."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from heedful.commands.options import Parts
+
+if TYPE_CHECKING:
+    from heedful.tasks import Use
+
+CHUNK = 512  # lines at a time
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    text: Annotated[list[str] | None, typer.Argument(help="Texts; without, the lines of --input.")] = None,
+    source: Annotated[str, typer.Option("--input", "-i", help="File to read; - = standard input.")] = "-",
+    output: Annotated[str, typer.Option("--output", "-o", help="File to write; - = standard output.")] = "-",
+    as_json: Annotated[bool, typer.Option("--json", help="JSONL with all there is to say of a line.")] = False,
+    parts: Parts = None,
+) -> None:
+    """What the model says of each line: a translation, a continuation, a label. As many lines come out as go in.
+
+    Where a task reads several columns, they stand in a line with tabs between them.
+
+    Examples:
+
+      heedful predict runs/my-model "good morning"
+
+      heedful predict runs/my-model -i lines.txt --json
+    """
+    import heedful
+    from heedful.files import in_place
+
+    if source != "-" and output != "-" and Path(source).resolve() == Path(output).resolve():
+        raise ValueError("the input would be overwritten; give --output another name")
+    if source != "-" and not Path(source).is_file():
+        raise ValueError(f"there is no file {source}")
+    with _lines(text, source) as lines:
+        answers = _answers(heedful.load(model), lines, as_json)
+        if output == "-":
+            for line in answers:
+                sys.stdout.write(line)
+            return
+        with in_place(Path(output)) as temporary, temporary.open("w", encoding="utf-8") as file:
+            file.writelines(answers)
+
+
+@contextmanager
+def _lines(texts: list[str] | None, source: str) -> Iterator[Iterator[str]]:
+    if texts:
+        yield iter(texts)
+    elif source == "-":
+        yield (line.rstrip("\r\n") for line in sys.stdin)
+    else:
+        with Path(source).open(encoding="utf-8") as file:
+            yield (line.rstrip("\r\n") for line in file)
+
+
+def _answers(use: "Use", lines: Iterator[str], as_json: bool) -> Iterator[str]:
+    while chunk := list(islice(lines, CHUNK)):
+        for line, found in zip(chunk, use.predict(chunk), strict=True):
+            said = json.dumps({"input": line, **found}, ensure_ascii=False) if as_json else found["text"]
+            yield said.replace("\n", " ") + "\n"

@@ -1,0 +1,78 @@
+"""What a training may start from: a model folder of ours, or one of Hugging Face's."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heedful.checkpoint import load_model, read_config
+from heedful.data.digest import file_digest
+from heedful.data.prepare import load_tokenizers
+from heedful.exchange import hugging_face
+from heedful.model.architecture import Model
+from heedful.text.tokenizer import Tokenizer
+
+HEADS = ("head.", "heads.")  # what may be new
+
+
+def is_ours(folder: Path) -> bool:
+    if not folder.is_dir():
+        raise ValueError(f"start_from: there is no folder {folder}")
+    if not (folder / "config.yaml").is_file() and not (folder / "config.json").is_file():
+        raise ValueError(f"start_from: {folder} holds neither a model of heedful (config.yaml) nor of Hugging Face")
+    return (folder / "config.yaml").is_file()
+
+
+def model_of(folder: Path) -> dict[str, Any]:
+    """The keys of its model."""
+    if is_ours(folder):
+        found: dict[str, Any] = read_config(folder)["model"]
+        return found
+    return hugging_face.read_config(folder).model_dump()
+
+
+def tokenizers_of(folder: Path, columns: int) -> list[Tokenizer]:
+    if not (folder / "tokenizer.json").is_file():
+        raise ValueError(f"start_from: {folder} has no tokenizer.json; name one with tokenizer.file=PATH")
+    return load_tokenizers(folder, columns=columns)
+
+
+def digest_of(folder: Path) -> str:
+    """Of its weights."""
+    files = sorted(folder.glob("*.safetensors"))
+    return " ".join(file_digest(file) for file in files if not file.name.startswith("shortlist"))
+
+
+@torch.no_grad()
+def take_weights(model: Model, folder: Path, say: Callable[[str], None]) -> None:
+    """Give a new model the weights of a folder. Heads that are not there, or do not fit, stay new, and that is said; a
+    body that does not fit is refused."""
+    base = load_model(folder) if is_ours(folder) else hugging_face.load(folder).model
+    theirs = base.state_dict()
+    ours = model.state_dict()
+    new = [name for name, tensor in ours.items() if name not in theirs or theirs[name].shape != tensor.shape]
+    wrong = [name for name in new if not name.startswith(HEADS)]
+    if wrong:
+        raise ValueError(f"start_from: {folder} does not fit the model: {_why(wrong[0], ours, theirs)}")
+    for name, tensor in ours.items():
+        if name not in new:
+            tensor.copy_(theirs[name])
+    said = ["starts from the weights of " + str(folder)]
+    if new:
+        said.append("new: " + ", ".join(sorted({_part(name) for name in new})))
+    left = sorted({_part(name) for name in theirs if name not in ours})
+    if left:
+        said.append("left out: " + ", ".join(left))
+    say("; ".join(said))
+
+
+def _why(name: str, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> str:
+    if name not in theirs:
+        return f"it has no {name}"
+    return f"{name} is {[*theirs[name].shape]} there and {[*ours[name].shape]} here"
+
+
+def _part(name: str) -> str:
+    return ".".join(name.split(".")[:2]) if name.startswith("heads.") else name.split(".")[0]
