@@ -172,7 +172,7 @@ def test_evaluate_loads_each_model_once(place, monkeypatch, capsys, folders, tes
     for user in (generator, translator):
         monkeypatch.setattr(user, "load_model", lambda folder: loaded.append(str(folder)) or load_model(folder))
     monkeypatch.chdir(place)
-    monkeypatch.setattr(sys, "argv", ["heedful", "evaluate", *folders, test, "--json", "--streams", "1"])
+    monkeypatch.setattr(sys, "argv", ["heedful", "evaluate", *folders, test, "--json"])
     with pytest.raises(SystemExit) as caught:
         main()
     assert not caught.value.code and loaded == folders, capsys.readouterr().err

@@ -1,11 +1,14 @@
 """Tokenizers lose nothing, hold everything in one file, and agree with a plain reference."""
 
+import json
 import random
 import unicodedata
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from heedful.text.bpe import MergingBpe
 from heedful.text.tokenizer import SPECIALS, Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
@@ -138,3 +141,113 @@ def test_a_file_that_is_no_tokenizer(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="is not a tokenizer"):
         Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+# Tokenizers as others publish them, in small.
+def wordpiece(path):
+    backend = Backend(models.WordPiece(unk_token="[UNK]"))
+    backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    backend.train_from_iterator(SAMPLES, trainers.WordPieceTrainer(vocab_size=120, special_tokens=special))
+    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    backend.enable_padding(length=32)
+    backend.enable_truncation(4)
+    return save(backend, path)
+
+
+def byte_level(path):
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    backend.train_from_iterator(SAMPLES, trainer)
+    return save(backend, path)
+
+
+def sentencepiece(path, special):
+    backend = Backend(models.Unigram())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=special, unk_token="<unk>")
+    backend.train_from_iterator(SAMPLES, trainer)
+    return save(backend, path)
+
+
+def save(backend, path):
+    backend.save(str(path))
+    return Tokenizer.load(path)
+
+
+SAMPLES = ["the cat sat on the mat", "a dog sees the bird", "birds and cats and dogs"] * 5
+
+
+def test_berts_special_tokens_are_known_by_their_names(tmp_path):
+    tokenizer = wordpiece(tmp_path / "tokenizer.json")
+    assert (tokenizer.pad, tokenizer.unk, tokenizer.cls, tokenizer.sep, tokenizer.mask) == (0, 1, 2, 3, 4)
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.start) == (2, 3, 2)  # [CLS] and [SEP] serve
+    (tokens,) = tokenizer.encode(["The cat sat on the mat"])
+    assert len(tokens) > 4 and not set(tokens) & tokenizer.specials  # neither padded, cut nor framed
+    assert tokenizer.decode([[2, *tokens, 3, 0, 0]]) == ["the cat sat on the mat"]
+    assert tokenizer.never == (0, 2, 4)
+
+
+def test_gpt2_has_one_special_token_for_everything(tmp_path):
+    tokenizer = byte_level(tmp_path / "tokenizer.json")
+    end = tokenizer.token_ids()["<|endoftext|>"]
+    assert tokenizer.bos == tokenizer.eos == tokenizer.pad == tokenizer.start == end
+    assert tokenizer.unk is None and tokenizer.never == ()
+    text = " <|endoftext|> is text here, ä ✓"
+    assert tokenizer.decode(tokenizer.encode([text])) == [text]
+    with pytest.raises(ValueError, match="this tokenizer has no mask token, which the task needs; known as <mask>"):
+        _ = tokenizer.mask
+
+
+def test_t5_starts_with_padding_and_has_sentinels(tmp_path):
+    special = ["<pad>", "</s>", "<unk>", *(f"<extra_id_{number}>" for number in reversed(range(5)))]
+    tokenizer = sentencepiece(tmp_path / "tokenizer.json", special)
+    assert (tokenizer.pad, tokenizer.eos, tokenizer.start) == (0, 1, 0)
+    assert tokenizer.sentinels == [7, 6, 5, 4, 3]  # <extra_id_0> first, wherever it stands
+
+
+def test_llamas_and_many_languages(tmp_path):
+    tokenizer = sentencepiece(tmp_path / "tokenizer.json", ["<unk>", "<s>", "</s>", "de_DE", "zh_CN", ">>fr<<"])
+    assert (tokenizer.unk, tokenizer.bos, tokenizer.eos, tokenizer.start) == (0, 1, 2, 1)
+    assert tokenizer.languages == {"de_DE": 3, "zh_CN": 4, "fr": 5}
+    assert tokenizer.pad == tokenizer.eos  # it has none, and any will do
+
+
+def test_names_that_do_not_tell_are_told_by_the_file_beside_it_and_kept(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "ours").mkdir()
+    names = {"bos_token": {"content": "<unk>"}, "eos_token": "zh_CN", "pad_token": None}
+    (tmp_path / "theirs" / "tokenizer_config.json").write_text(json.dumps(names))
+    tokenizer = sentencepiece(tmp_path / "theirs" / "tokenizer.json", ["<unk>", "<s>", "</s>", "de_DE", "zh_CN"])
+    assert (tokenizer.bos, tokenizer.eos) == (0, 4)
+    tokenizer.save(tmp_path / "ours" / "tokenizer.json")
+    again = Tokenizer.load(tmp_path / "ours" / "tokenizer.json")
+    assert (again.bos, again.eos) == (0, 4)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte_bpe", "unigram", "character", "word"])
+def test_a_tokenizer_of_ours_has_the_special_tokens_a_task_needs(kind):
+    extra = ["<mask>", "<cls>", "<extra_id_0>"]
+    tokenizer = train_tokenizer(SAMPLES, TokenizerConfig(kind=kind), vocab=400, extra=extra)
+    assert (tokenizer.pad, tokenizer.bos, tokenizer.eos, tokenizer.unk) == (0, 1, 2, 3)
+    assert (tokenizer.mask, tokenizer.cls, tokenizer.sentinels) == (4, 5, [6])
+    assert tokenizer.sep == tokenizer.eos
+    if kind != "word":
+        text = "a <mask> is text, <cls> too: ✓"
+        assert tokenizer.decode(tokenizer.encode([text])) == [text]
+        assert not set(tokenizer.encode([text])[0]) & tokenizer.specials
+
+
+def test_a_file_is_taken_as_it_is(tmp_path):
+    from heedful.data.prepare import DataConfig, Inputs, prepare
+    from tests.corpora import pairs
+
+    byte_level(tmp_path / "their.json")
+    inputs = Inputs((pairs(tmp_path / "p.tsv"),))
+    config = TokenizerConfig(file=str(tmp_path / "their.json"))
+    prepared = prepare(inputs, DataConfig(), config, cache=tmp_path / "cache")
+    assert prepared.tokenizers[0].token_ids() == Tokenizer.load(tmp_path / "their.json").token_ids()

@@ -46,10 +46,18 @@ def test_keys_change_on_the_command_line():
         ("tiny", ["model.preset=vaswni-base"], "unknown preset 'vaswni-base'; did you mean 'vaswani-base'?"),
         ("tiny", ["training.steps"], "'training.steps' is not of the form key=value"),
         ("tiny", ["training.steps=0"], "training.steps: input should be greater than or equal to 1"),
-        ("tiny", ["task=causal_lm"], "task causal_lm trains a language-model, but encoder_decoder is a sequence-to-sequence"),
+        (
+            "tiny",
+            ["task=causal_lm"],
+            "task causal_lm trains a language-model, but encoder_decoder is a sequence-to-sequence",
+        ),
         ("tiny", ["task=translaton"], "task: unknown tasks 'translaton'; did you mean 'translation'?"),
         ("tiny", ["tokenizer.joint=false"], "two vocabularies cannot share one table; set model.tie=output"),
-        ("char-gpt", ["training.metric=bleu"], "task causal_lm has no metric 'bleu'; known: loss, accuracy, bits_per_byte"),
+        (
+            "char-gpt",
+            ["training.metric=bleu"],
+            "task causal_lm has no metric 'bleu'; known: loss, accuracy, bits_per_byte",
+        ),
         ("tiny", ["seed=[1"], "'seed=[1': '[1' is not a value that YAML can read"),
         ("tiny", ["seed=-1"], "seed: input should be greater than or equal to 0"),
         ("tiny", ["model=vaswani-base"], "to name a preset, write model.preset=vaswani-base"),
@@ -160,5 +168,5 @@ def test_smoothed_loss_is_its_formula():
 def test_a_short_budget_reads_fewer_words_and_wants_a_smaller_vocabulary():
     world = World(device=torch.device("cpu"))
     assert readable_words("5000steps", "tiny", world) == 0
-    short, long = readable_words("1m", world), readable_words("64m", world)
+    short, long = readable_words("1m", "tiny", world), readable_words("64m", "tiny", world)
     assert short & (short - 1) == 0 and long > 8 * short

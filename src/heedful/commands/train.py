@@ -29,6 +29,10 @@ def train(
     ] = "tiny",
     valid: Annotated[list[Path] | None, typer.Option(help="Validation pairs. Without, some are held out.")] = None,
     test: Annotated[list[Path] | None, typer.Option(help="Test pairs, kept apart from the training.")] = None,
+    start_from: Annotated[
+        str,
+        typer.Option(help="A model folder, ours or Hugging Face's, to start from: its model, tokenizer and weights."),
+    ] = "",
     budget: Annotated[
         str, typer.Option(help="20m, 1h30m, 5000steps, 3epochs, 10Mtokens: vocabulary, model, batch, steps are picked.")
     ] = "",
@@ -62,6 +66,8 @@ def train(
 
       heedful train book.txt --out runs/book --recipe char-gpt
 
+      heedful train more.tsv --out runs/tuned --start-from runs/my-model training.freeze=[embedding]
+
       torchrun --nproc-per-node 2 -m heedful train pairs.tsv --out runs/my-model
     """
     from heedful.data.prepare import Inputs, default_cache
@@ -73,7 +79,7 @@ def train(
     changes = [word for word in files if word not in names]
     if not names:
         raise ValueError("no file to train on; give a TSV, JSONL or text file, or two parallel files")
-    chosen = read_recipe(recipe, changes)
+    chosen = read_recipe(recipe, [f"start_from={start_from}", *changes] if start_from else changes)
     inputs = Inputs(
         train=tuple(_from_stdin(out) if name == "-" else Path(name) for name in names),
         valid=tuple(valid or ()),
@@ -121,10 +127,11 @@ def _show(prepared: "Prepared", recipe: "Recipe") -> None:
     console = Console(stderr=True)
     console.print(report_table(facts["report"]))
     rows, parameters = facts["rows"], sum(recipe.model.parameters().values())
+    unknown = f", {facts['unknown_labels']:,} with labels that training has not" if facts["unknown_labels"] else ""
     vocabulary = prepared.tokenizers[-1].vocab if prepared.tokenizers else 0
     held = f"{rows['train']:,} to train on, {rows['valid']:,} for validation, {rows['test']:,} for test"
     console.print(
-        f"{held}; {facts['too_long']:,} too long. "
+        f"{held}; {facts['too_long']:,} too long{unknown}. "
         f"{'/'.join(f'{count:,}' for count in facts['tokens'])} tokens, vocabulary {vocabulary:,}. "
         f"{recipe.model.kind} with {parameters:,} parameters; {recipe.training.steps:,} steps of "
         f"{recipe.training.batch_tokens:,} tokens.",

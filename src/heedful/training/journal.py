@@ -47,9 +47,11 @@ class Journal:
         self.write(step, **numbers)
         if not self.speaks:
             return
+        terms = [f"{name.removeprefix('loss_')} {value:.3f}" for name, value in numbers.items() if "loss_" in name]
+        detail = ", ".join(terms) if terms else f"perplexity {math.exp(min(20.0, numbers['loss'])):.2f}"
         line = (
-            f"step {step}/{self.steps}  loss {numbers['loss']:.3f}  "
-            f"perplexity {math.exp(min(20.0, numbers['loss'])):.2f}  {numbers['tokens_per_second']:,.0f} tokens/s  "
+            f"step {step}/{self.steps}  loss {numbers['loss']:.3f}  {detail}  "
+            f"{numbers['tokens_per_second']:,.0f} tokens/s  "
             f"rate {numbers['learning_rate']:.2e}  {self._left(step)}{best}"
         )
         if not sys.stderr.isatty():

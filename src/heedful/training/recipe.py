@@ -133,7 +133,9 @@ def recipes() -> list[str]:
 
 
 def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
-    """A recipe by its name or path, with keys changed: `training.steps=120`."""
+    """A recipe by its name or path, with keys changed: `training.steps=120`. A change to `start_from` takes the place
+    of the model that the recipe names."""
+    changes = list(changes)
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         if name not in recipes():
@@ -151,6 +153,8 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
             near if Path(near).is_dir() else name for near, name in zip(beside, _listed(data["parts"]), strict=True)
         ]
         data = {**data, "parts": [parts.use(name) for name in found]}
+    if isinstance(data, dict) and any(change.startswith("start_from=") for change in changes):
+        data = {key: value for key, value in data.items() if key != "model"}
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals:
