@@ -124,3 +124,41 @@ def test_nothing_unpickles():
         text = path.read_text(encoding="utf-8")
         for word in ("import pickle", "torch.load(", "yaml.load(", "joblib"):
             assert word not in text, f"{path.name} uses {word}"
+
+
+def test_models_are_asked_for_what_they_promise_and_not_for_their_class():
+    """`isinstance(model, EncoderDecoder)` stands in no file but that class's own: others ask the contracts."""
+    concrete = {"EncoderDecoder", "DecoderOnly", "EncoderOnly", "Transformer"}
+    wrong = []
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+                named = {one.id for one in ast.walk(node.args[1]) if isinstance(one, ast.Name)}
+                own = {
+                    one.name
+                    for one in ast.parse(path.read_text(encoding="utf-8")).body
+                    if isinstance(one, ast.ClassDef)
+                }
+                if (named & concrete) - own:
+                    wrong.append(f"{name}:{node.lineno}")
+    assert not wrong, wrong
+
+
+def test_special_tokens_are_the_tokenizers_business():
+    for name, path in modules().items():
+        if name != "heedful.text.tokenizer":
+            text = path.read_text(encoding="utf-8")
+            assert not {"BOS", "EOS", "PAD", "UNK"} & {
+                node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)
+            }, name
+
+
+def test_helper_files_of_a_drop_in_folder_are_no_kinds(tmp_path, monkeypatch):
+    from heedful import parts
+
+    package = tmp_path / "some_package"
+    package.mkdir()
+    for file in ("__init__.py", "one.py", "_helper.py"):
+        (package / file).write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert parts._names("some_package") == {"one": "some_package.one"}

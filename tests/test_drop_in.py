@@ -290,6 +290,35 @@ def test_every_term_is_the_same_in_micro_batches_and_processes(place, changes, p
             assert first["valid"] == pytest.approx(second["valid"], abs=1e-3)
 
 
+def test_each_process_carries_a_state_of_its_own(place):
+    words = ["training.steps=20", "model.decoder.layers=1"]
+    out = train(place, "labelled.tsv", "judging.yaml", "two-states", *words, processes=2)
+    first, second = (load_file(out / "checkpoints" / "20" / f"task.{rank}.safetensors") for rank in (0, 1))
+    assert not torch.equal(first["0/share"], second["0/share"])
+    for name in ("README.md", "checkpoints/20"):  # as if it had been killed after step 10
+        shutil.rmtree(out / name, ignore_errors=True)
+    result = run(place, "train", "labelled.tsv", "--recipe", "judging.yaml", "--out", out, *words)
+    assert result.returncode == 2 and "was begun with 2 processes" in result.stderr
+    again = train(place, "labelled.tsv", "judging.yaml", "two-states", *words, processes=2)
+    resumed = load_file(again / "checkpoints" / "20" / "task.1.safetensors")
+    assert torch.equal(resumed["0/share"], second["0/share"])
+
+
+def test_a_loss_over_another_count_than_its_batch_said_is_refused(place, used):
+    from heedful.objectives import Loss, Term
+    from heedful.training.loop import _StepLoss
+
+    class Batch:
+        counts = {"words": 3}  # noqa: RUF012
+
+    class Task:
+        def loss(self, model, batch, *, state):
+            return Loss({"words": Term(torch.zeros(()), 4)})
+
+    with pytest.raises(TypeError, match=r"the loss is over \{'words': 4\}, but its batch said \{'words': 3\}"):
+        _StepLoss(torch.nn.Identity(), Task())(Batch(), {})
+
+
 def test_a_loss_that_does_not_add_up_is_not_dealt_out(used, monkeypatch):
     from heedful.config import part_config
     from heedful.tasks import TaskConfig

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from heedful.checkpoint import Checkpoint, prune, save_checkpoint, save_weights, state_of, steps
 from heedful.model.architecture import Model
-from heedful.model.stack.transformer import Transformer
+from heedful.model.stack import Stack
 from heedful.tasks import Batch, State, Task
 from heedful.training.journal import Journal
 from heedful.training.optimizer import build_optimizer, optimizer_state, restore_optimizer
@@ -381,15 +381,16 @@ def _flat(states: dict[int, State]) -> dict[str, Tensor]:
 
 def _recompute_layers(model: Model) -> None:
     """Gradient checkpointing: a layer's inner results are thrown away and computed again when they are needed."""
-    for stack in model.modules():
-        if isinstance(stack, Transformer):
-            for layer in stack.layers:
-                plain = layer.forward
+    layers = [layer for stack in model.modules() if isinstance(stack, Stack) for layer in stack.recomputable()]
+    if not layers:
+        raise ValueError("this model has no layers that can be computed again; set training.recompute=false")
+    for layer in layers:
+        plain = layer.forward
 
-                def forward(*inputs: Any, plain: Any = plain, **options: Any) -> Any:
-                    return recompute(plain, *inputs, use_reentrant=False, **options)
+        def forward(*inputs: Any, plain: Any = plain, **options: Any) -> Any:
+            return recompute(plain, *inputs, use_reentrant=False, **options)
 
-                layer.forward = forward
+        layer.forward = forward  # type: ignore[method-assign]
 
 
 def _mix(seed: int, step: int, rank: int) -> int:

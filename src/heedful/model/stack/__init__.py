@@ -71,6 +71,10 @@ class Stack(nn.Module):
         """An empty cache with room for this many tokens; it grows if more come."""
         raise NotImplementedError
 
+    def recomputable(self) -> list[nn.Module]:
+        """The modules whose inner results may be thrown away and computed again (gradient checkpointing)."""
+        return []
+
 
 class StackConfig(PartConfig):
     """The contract."""

@@ -214,6 +214,9 @@ class Transformer(Stack):
     def new_cache(self, length: int) -> LayersCache:
         return LayersCache([layer.attention.mix.new_cache(length) for layer in self.each_layer()])
 
+    def recomputable(self) -> list[nn.Module]:
+        return list(self.layers)
+
     def each_layer(self) -> list[Layer]:
         """The layers in the order in which they act; with shared weights it is the same one again and again."""
         return [cast(Layer, self.layers[index % len(self.layers)]) for index in range(self.depth)]
