@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check fix bench clean
+.PHONY: demo test test-plain check fix bench clean
 
 demo: .venv/ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh $(if $(TO),runs/demo-$(TO) $(TO))
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The model and its training once more, without our kernels: what runs where there is no C compiler.
+test-plain: .venv/ready
+	HEEDFUL_KERNELS=off OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/model tests/training tests/test_objectives.py tests/test_compatibility.py
 
 check: .venv/ready
 	$(BIN)/ruff check .

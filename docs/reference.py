@@ -10,19 +10,17 @@ import typer
 from heedful.commands.main import app
 from heedful.config import kinds, part_config
 from heedful.data.prepare import DataConfig
-from heedful.model.architecture.decoder_only import DecoderOnlyConfig
-from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
-from heedful.model.architecture.encoder_only import EncoderOnlyConfig
+from heedful.model.architecture import ArchitectureConfig
 from heedful.model.attention import MixConfig
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.heads import MaskedLmConfig, PoolerConfig, SequenceConfig, TokenConfig, VocabularyConfig
-from heedful.model.input.tokens import TokensConfig
+from heedful.model.input import InputConfig
 from heedful.model.multihead import MultiHeadConfig
 from heedful.model.norm import NormConfig
 from heedful.model.position import PositionConfig
 from heedful.model.position.rotary import ScalingConfig
-from heedful.model.stack.transformer import TransformerConfig
-from heedful.tasks.causal_lm import CausalLmConfig
+from heedful.model.stack import StackConfig
+from heedful.tasks import TaskConfig
 from heedful.text.tokenizer import TokenizerConfig
 from heedful.training.recipe import Recipe, TrainingConfig
 
@@ -31,18 +29,20 @@ PARTS: dict[str, Any] = {
     "training": TrainingConfig,
     "tokenizer": TokenizerConfig,
     "data": DataConfig,
-    "task (causal_lm)": CausalLmConfig,
 }
-FOLDERS: dict[str, Any] = {"PositionConfig": PositionConfig, "MixConfig": MixConfig}  # interchangeable parts
+# Interchangeable parts, found by their files: where they stand in a recipe.
+FOLDERS: dict[str, tuple[str, Any]] = {
+    "TaskConfig": ("task", TaskConfig),
+    "ArchitectureConfig": ("model", ArchitectureConfig),
+    "InputConfig": ("model.embedding", InputConfig),
+    "StackConfig": ("S", StackConfig),
+    "PositionConfig": ("S.position", PositionConfig),
+    "MixConfig": ("S.attention.mix", MixConfig),
+}
 MODEL: dict[str, tuple[str, Any]] = {
-    "encoder_decoder": ("model", EncoderDecoderConfig),
-    "decoder_only": ("model", DecoderOnlyConfig),
-    "encoder_only": ("model", EncoderOnlyConfig),
-    "Stack": ("S", TransformerConfig),
     "MultiHead": ("S.attention", MultiHeadConfig),
     "FeedForward": ("S.feedforward", FeedForwardConfig),
     "Norm": ("S.norm", NormConfig),
-    "Embedding": ("model.embedding", TokensConfig),
     "Vocabulary": ("model.head", VocabularyConfig),
     "MaskedLm": ("one of model.heads", MaskedLmConfig),
     "Pooler": ("one of model.heads", PoolerConfig),
@@ -58,9 +58,15 @@ def recipe() -> str:
         "Any key can be changed on the command line: `heedful train pairs.tsv --out runs/x training.steps=500`.",
         "",
     ]
-    lines += [f"`seed` ({Recipe.model_fields['seed'].default}): of everything random.", ""]
+    seed = Recipe.model_fields["seed"].default
+    lines += [
+        f"`seed` ({seed}): of everything random. `parts`: folders with parts of your own. `start_from`: a model",
+        "",
+    ]
+    lines[-2] += " folder to start from. `initialise`: the scheme of the first weights."
     for name, config in PARTS.items():
         lines += _part(name, config, name.split()[0])
+    lines += _kinds(*FOLDERS["TaskConfig"])
     lines += [
         "## model",
         "",
@@ -68,12 +74,16 @@ def recipe() -> str:
         "",
     ]
     lines[-2] += " of the parts below. `S` stands for `model.encoder` or `model.decoder`."
+    for path, base in list(FOLDERS.values())[1:]:
+        lines += _kinds(path, base)
     for name, (path, config) in MODEL.items():
         lines += _part(name, config, path)
-    for base, path in ((FOLDERS["PositionConfig"], "S.position"), (FOLDERS["MixConfig"], "S.attention.mix")):
-        for kind in kinds(base.folder):
-            lines += _part(f"{path}={kind}", part_config(base, kind), path)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _kinds(path: str, base: Any) -> list[str]:
+    """The parts of a folder, one after the other."""
+    return [line for kind in kinds(base.folder) for line in _part(f"{path}={kind}", part_config(base, kind), path)]
 
 
 def _part(name: str, config: Any, path: str) -> list[str]:
@@ -93,7 +103,7 @@ def _allowed(schema: dict[str, Any]) -> str:
     if "$ref" in schema:
         name = schema["$ref"].rsplit("/", 1)[1]
         if name in FOLDERS:
-            return "one of " + ", ".join(f"`{kind}`" for kind in kinds(FOLDERS[name].folder))
+            return "one of " + ", ".join(f"`{kind}`" for kind in kinds(FOLDERS[name][1].folder))
         return f"a part: {name.removesuffix('Config')}"
     if "anyOf" in schema:
         return " or ".join(_allowed(one) for one in schema["anyOf"])

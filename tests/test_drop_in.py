@@ -174,6 +174,15 @@ def test_a_translator_of_such_parts_translates(place, translator):
     assert result.returncode == 0 and len(result.stdout.splitlines()) == 4, result.stderr
 
 
+def test_only_attention_that_was_at_work_is_shown(place, translator):
+    """Its encoder has no attention at all."""
+    result = run(place, "inspect", translator, "a b c", "--json", "--parts", "my_parts")
+    assert result.returncode == 0, result.stderr
+    assert set(json.loads(result.stdout)["inspected"]["attention"]) == {"decoder", "cross"}
+    result = run(place, "plot", "attention", translator, "a b c", "--kind", "encoder", "--parts", "my_parts")
+    assert result.returncode == 2 and "this model's encoder attention has no weights to show" in result.stderr
+
+
 @pytest.mark.parametrize("name", ["judging", "translating"])
 def test_parameters_are_counted(place, used, name):
     config = read_recipe(str(place / f"{name}.yaml")).model
@@ -348,6 +357,8 @@ def test_a_strangers_folder_runs_no_code(place, judge, tmp_path):
         assert len(result.stderr.strip().splitlines()) == 1
     with pytest.raises(ValueError, match="needs parts that are not heedful's own"):
         heedful.load(stranger)
+    with pytest.raises(ValueError, match="needs parts that are not heedful's own"):
+        read_recipe(str(stranger / "config.yaml"))
     assert not (tmp_path / "ran").exists()
 
 

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 
 def load(folder: "str | Path", *others: "str | Path", parts: "Sequence[str | Path]" = (), **options: "Any") -> "Any":

@@ -10,15 +10,18 @@ from torch import nn
 from heedful.model.architecture.decoder_only import DecoderOnlyConfig
 from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
 from heedful.model.architecture.encoder_only import EncoderOnlyConfig
+from heedful.model.attention import MixConfig
+from heedful.model.attention.reference import Reference
 from heedful.model.create import create, layout
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.heads import VocabularyConfig
 from heedful.model.initialise import SCHEMES
 from heedful.model.input.tokens import TokensConfig
 from heedful.model.mask import Mask
-from heedful.model.multihead import MultiHeadConfig
+from heedful.model.multihead import MultiHeadConfig, SelfAttention
 from heedful.model.norm import NormConfig
 from heedful.model.residual import Residual
+from heedful.model.sight import Sight
 from heedful.model.stack.transformer import TransformerConfig
 
 WIDTH, HIDDEN, BATCH, LENGTH = 14, 23, 3, 11
@@ -299,3 +302,43 @@ def test_a_weight_that_nobody_sets_is_refused(monkeypatch):
         create(config)
     monkeypatch.setattr(Odd, "first_weights", lambda self: torch.nn.init.ones_(self.strange), raising=False)
     assert create(config).odd.strange.tolist() == [1, 1, 1]
+
+
+class SharedConfig(MixConfig):
+    """Reformer's way: no queries of their own."""
+
+    projections = ("value", "key")
+
+    def build(self, shape):
+        return Noting(shape.scale, shape.dropout)
+
+
+class GlobalConfig(MixConfig):
+    """Longformer's way: a second set of projections for tokens that see all."""
+
+    projections = ("query", "key", "value", "query_global", "key_global")
+
+    def build(self, shape):
+        return Noting(shape.scale, shape.dropout)
+
+
+class Noting(Reference):
+    def forward(self, query, key, value, *, sight, cache=None, others=()):
+        self.seen = (query, key, value, *others)
+        return super().forward(query, key, value, sight=sight, cache=cache)
+
+
+def test_a_mix_may_have_projections_of_its_own():
+    config = MultiHeadConfig(heads=4, kv_heads=2, head_width=3, mix=GlobalConfig())
+    assert config.parts(WIDTH) == (12, 6, 6, 12, 6)
+    attention = SelfAttention(config, WIDTH, config.shape(WIDTH))
+    assert sum(p.numel() for p in attention.parameters()) == config.parameters(WIDTH)
+    x = torch.randn(2, 5, WIDTH)
+    assert attention(x, sight=Sight(Mask())).shape == x.shape
+    parts = [part.unflatten(-1, (-1, 3)).transpose(1, 2) for part in attention.query_key_value(x)]
+    assert all(torch.equal(one, other) for one, other in zip(attention.mix.seen, parts, strict=True))
+    shared = MultiHeadConfig(heads=2, mix=SharedConfig())
+    attention = SelfAttention(shared, WIDTH, shared.shape(WIDTH))
+    attention(x, sight=Sight(Mask()))
+    query, key, value = attention.mix.seen
+    assert torch.equal(query, key) and not torch.equal(key, value)

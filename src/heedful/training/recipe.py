@@ -147,7 +147,7 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
         raise ValueError(f"there is no recipe {path}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
-    if isinstance(data, dict) and data.get("parts"):
+    if isinstance(data, dict) and data.get("parts") and path.name != "config.yaml":  # a model folder's names no code
         beside = [str(path.parent / name) for name in _listed(data["parts"])]
         found = [
             near if Path(near).is_dir() else name for near, name in zip(beside, _listed(data["parts"]), strict=True)
