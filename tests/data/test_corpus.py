@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from heedful.data.corpus import Fault, Line, near, read_pairs, read_texts
+from heedful.data.columns import PAIR
+from heedful.data.corpus import Fault, Line, near, read_pairs, read_rows, read_texts
 
 PAIRS = [("Hello.", "Hallo."), ("Two words", "Zwei Wörter"), ("日本", "Japan")]
 
@@ -139,3 +140,55 @@ def test_jsonl_texts(tmp_path):
 
 def test_near_ignores_case_spaces_and_punctuation():
     assert near("Hello, World!") == near("hello world") != near("hello worlds")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_byte_order_mark_tells_the_encoding(tmp_path, encoding):
+    path = tmp_path / "p.tsv"
+    path.write_bytes("Größe\t尺寸\nzwei\t二\n".encode(encoding))
+    assert [line.texts for line in read_pairs([path])] == [("Größe", "尺寸"), ("zwei", "二")]
+    path.rename(tmp_path / "plain")  # and where only the content tells the format
+    assert [line.texts for line in read_pairs([tmp_path / "plain"])] == [("Größe", "尺寸"), ("zwei", "二")]
+
+
+def test_utf_16_without_a_mark_is_refused_and_not_trained_on_as_debris(tmp_path):
+    path = tmp_path / "p.tsv"
+    path.write_bytes("one\ttwo\nthree\tfour\n".encode("utf-16-le"))
+    with pytest.raises(ValueError, match="p.tsv:1 holds a NUL byte, which no text has; is it UTF-16 without"):
+        list(read_pairs([path]))
+    path.write_bytes(b"\xff\xfeo\x00n\x00e\x00\t")
+    with pytest.raises(ValueError, match="begins like UTF-16, but is not"):
+        list(read_pairs([path]))
+
+
+def test_a_header_row_is_noticed_and_left_out(tmp_path):
+    lines = list(read_pairs([write(tmp_path / "p.tsv", "Source\tTarget\na\tb\nsource\ttarget\n")]))
+    assert faults(lines) == [(1, "header row")]
+    assert [line.texts for line in lines if isinstance(line, Line)] == [("a", "b"), ("source", "target")]
+    lines = list(read_pairs([write(tmp_path / "q.tsv", "House\tHaus\n")]))
+    assert not faults(lines)
+
+
+def test_csv_and_quoted_tsv_are_read_as_spreadsheets_write_them(tmp_path):
+    data = 'source,target\n"one, two","eins, zwei"\n"say ""hi""",sag\n"a\nb",c\nlone\nlast,ende\n'
+    lines = list(read_pairs([write(tmp_path / "p.csv", data)]))
+    texts = [("one, two", "eins, zwei"), ('say "hi"', "sag"), ("a b", "c"), ("last", "ende")]
+    assert [line.texts for line in lines if isinstance(line, Line)] == texts
+    assert faults(lines) == [(1, "header row"), (6, "only one column")]
+    quoted = write(tmp_path / "q.tsv", '"one\ttwo"\teins\nzwei\t"a ""b"""\n')
+    assert [line.texts for line in read_pairs([quoted])] == [("one\ttwo", "eins"), ("zwei", 'a "b"')]
+    plain = write(tmp_path / "r.tsv", '"Go!" he said\tb\na "b" c\td\n')  # quotes that belong to the text
+    assert [line.texts for line in read_pairs([plain])] == [('"Go!" he said', "b"), ('a "b" c', "d")]
+
+
+def test_json_with_other_fields_says_which_and_takes_them(tmp_path):
+    path = write(tmp_path / "p.jsonl", '{"english": "a", "chinese": "b"}\n')
+    assert faults(list(read_pairs([path]))) == [
+        (1, "no source and target (it has english, chinese; name them with --fields)")
+    ]
+    assert [line.texts for line in read_rows([path], PAIR, ["chinese", "english"])] == [("b", "a")]
+
+
+def test_more_columns_are_mentioned(tmp_path):
+    (line,) = read_pairs([write(tmp_path / "p.tsv", "a\tb\tCC-BY 2.0\n")])
+    assert line.texts == ("a", "b") and line.more == 3

@@ -146,3 +146,18 @@ def test_the_facts_are_plain_json(tmp_path):
     found, _ = run(tmp_path, file)
     assert json.loads((found.folder / "facts.json").read_text()) == found.facts
     assert found.facts["files"]["train"] == {"p.tsv": file_digest(file)}
+
+
+def test_a_file_of_which_most_lines_cannot_be_used_is_refused(tmp_path):
+    file = tmp_path / "p.tsv"
+    file.write_text("one\teins\n" * 40 + "no tab here\n" * 60)
+    with pytest.raises(
+        ValueError, match="p.tsv: only 40 of 100 lines can be used .60 only one column, such as p.tsv:41"
+    ):
+        run(tmp_path, file)
+
+
+def test_fields_must_be_as_many_as_columns(tmp_path):
+    file = pairs(tmp_path / "p.tsv")
+    with pytest.raises(ValueError, match="--fields names 1 fields, but there are 2: source,target"):
+        run(tmp_path, file, fields=("en",))

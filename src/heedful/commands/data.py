@@ -22,6 +22,7 @@ def check(
     files: Annotated[list[Path], typer.Argument(help="TSV or JSONL with pairs, or two parallel files; .gz too.")],
     valid: Annotated[list[Path] | None, typer.Option(help="Validation pairs, to be looked for in the files.")] = None,
     test: Annotated[list[Path] | None, typer.Option(help="Test pairs, to be looked for in the files.")] = None,
+    fields: Annotated[str, typer.Option(help="What JSONL calls the columns, such as en,zh.")] = "",
     text: Annotated[bool, typer.Option("--text", help="The files are plain text, not pairs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -37,7 +38,13 @@ def check(
     from heedful.data.prepare import Inputs, look_over
 
     columns = DOCUMENT if text else PAIR
-    inputs = Inputs(train=tuple(files), valid=tuple(valid or ()), test=tuple(test or ()), columns=columns)
+    inputs = Inputs(
+        train=tuple(files),
+        valid=tuple(valid or ()),
+        test=tuple(test or ()),
+        columns=columns,
+        fields=tuple(name.strip() for name in fields.split(",") if name.strip()),
+    )
     report = look_over(inputs).as_data()
     if as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))

@@ -29,6 +29,7 @@ def train(
     ] = "tiny",
     valid: Annotated[list[Path] | None, typer.Option(help="Validation pairs. Without, some are held out.")] = None,
     test: Annotated[list[Path] | None, typer.Option(help="Test pairs, kept apart from the training.")] = None,
+    fields: Annotated[str, typer.Option(help="What JSONL calls the columns, such as en,zh.")] = "",
     start_from: Annotated[
         str,
         typer.Option(help="A model folder, ours or Hugging Face's, to start from: its model, tokenizer and weights."),
@@ -85,6 +86,7 @@ def train(
         valid=tuple(valid or ()),
         test=tuple(test or ()),
         columns=chosen.task.columns,
+        fields=tuple(name.strip() for name in fields.split(",") if name.strip()),
     )
     result = run(chosen, inputs, out, cache=cache or default_cache(), budget=budget, show=_show)
     if result.finished and result.numbers:

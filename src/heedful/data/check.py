@@ -124,6 +124,10 @@ def check(
                 raise ValueError(
                     f"column {place + 1} ({column.name}) has more than {MOST_LABELS:,} different labels; is it text?"
                 )
+        if line.more:
+            report.noticed.setdefault(f"columns beyond the first {len(columns)}, not used", Finding()).add(
+                line.file, line.number
+            )
         duplicates.add("\t".join(line.texts))
         if pairs:
             ratios.add(line)

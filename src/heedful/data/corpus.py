@@ -1,16 +1,19 @@
-"""Corpora as people have them: TSV, two parallel files, JSONL, plain text; also gzipped, several, or standard input.
-What a row holds, the columns say.
+"""Corpora as people have them: TSV, CSV, two parallel files, JSONL, plain text; also gzipped, several, or standard
+input; in UTF-8, or in UTF-16 and UTF-32 with a byte-order mark. What a row holds, the columns say.
 
 Reading never stops at a bad line and never hides one: what cannot be used comes out as a `Fault` with its line number.
 """
 
+import codecs
+import csv
 import gzip
+import io
 import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, replace
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -19,16 +22,28 @@ from heedful.data.columns import PAIR, Column, is_document, is_pair, names_of
 Format = Literal["tsv", "jsonl", "parallel", "text"]
 LONG_DOCUMENT = 1 << 16  # characters; a text without blank lines is cut at a line break after this many
 UNREADABLE = (OSError, EOFError, zlib.error)
+# The longest first: the mark of UTF-16 begins that of UTF-32.
+MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"), (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
+)  # fmt: skip
+HEADERS = {
+    "source", "target", "src", "tgt", "trg", "input", "output", "text", "label", "labels", "class", "sentence",
+    "sentence1", "sentence2", "reference", "translation", "english", "german", "french", "spanish", "chinese", "en",
+    "de", "fr", "es", "zh", "it", "pt", "ru", "ja", "id", "tag", "tags",
+}  # fmt: skip
+QUOTED_LINES = 50  # of a TSV, looked at to tell whether its cells are quoted
 PAIR_KEYS = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"), ("en", "de"))
 
 
 @dataclass(frozen=True)
 class Line:
-    """A usable line: what stands in each column."""
+    """A usable line: what stands in each column that is read."""
 
     file: str
     number: int
     texts: tuple[str, ...]
+    more: int = 0  # how many columns there are, where there are more than are read
 
 
 @dataclass(frozen=True)
@@ -40,8 +55,9 @@ class Fault:
     reason: str
 
 
-def read_rows(files: Sequence[Path], columns: Sequence[Column]) -> Iterator[Line | Fault]:
-    """All rows of these files, one after the other. Files of pairs that are neither TSV nor JSONL go two by two."""
+def read_rows(files: Sequence[Path], columns: Sequence[Column], fields: Sequence[str] = ()) -> Iterator[Line | Fault]:
+    """All rows of these files, one after the other. Files of pairs that are neither a table nor JSONL go two by two.
+    `fields`: what JSONL calls the columns, where it does not use their names."""
     if is_document(columns):
         yield from read_texts(files)
         return
@@ -50,9 +66,15 @@ def read_rows(files: Sequence[Path], columns: Sequence[Column]) -> Iterator[Line
             yield from _read_parallel(source, target)
         return
     for file in files:
-        name, parse = file.name, _from_tsv if _format_of(file) == "tsv" else _from_jsonl
-        for number, line in _lines(file):
-            yield line if isinstance(line, Fault) else parse(name, number, line, columns)
+        kind = _format_of(file)
+        if kind == "jsonl":
+            for number, line in _lines(file):
+                yield line if isinstance(line, Fault) else _from_jsonl(file.name, number, line, columns, fields)
+        elif kind == "csv" or _is_quoted(file):
+            yield from _read_quoted(file, columns, "," if kind == "csv" else "\t")
+        else:
+            for number, line in _lines(file):
+                yield line if isinstance(line, Fault) else _from_tsv(file.name, number, line, columns)
 
 
 def read_pairs(files: Sequence[Path]) -> Iterator[Line | Fault]:
@@ -92,7 +114,7 @@ def row_format(files: Sequence[Path], columns: Sequence[Column]) -> Format:
             raise ValueError(f"there is no file {file}")
     formats = {_format_of(file) for file in files}
     if "text" not in formats:
-        return "tsv"
+        return "tsv"  # a table, or JSONL
     names = ", ".join(file.name for file in files)
     if not is_pair(columns):
         raise ValueError(
@@ -110,36 +132,86 @@ def open_bytes(file: Path) -> IO[bytes]:
     return gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")  # type: ignore[return-value]
 
 
-def _format_of(file: Path) -> Literal["tsv", "jsonl", "text"]:
+def _format_of(file: Path) -> Literal["tsv", "csv", "jsonl", "text"]:
     """By its name, or else by its first line."""
-    suffixes = file.suffixes
-    if ".tsv" in suffixes:
-        return "tsv"
-    if ".jsonl" in suffixes:
+    for kind in ("tsv", "csv", "jsonl"):
+        if f".{kind}" in file.suffixes:
+            return kind
+    first = next((line for _, line in _lines(file) if isinstance(line, str)), "")
+    if first.startswith("{"):
         return "jsonl"
-    try:
-        with open_bytes(file) as opened:
-            first = opened.readline(1 << 20).lstrip(b"\xef\xbb\xbf")
-    except UNREADABLE as error:
-        raise ValueError(f"{file} cannot be read: {error}") from None
-    if first.startswith(b"{"):
-        return "jsonl"
-    return "tsv" if b"\t" in first else "text"
+    return "tsv" if "\t" in first else "text"
+
+
+def _is_quoted(file: Path) -> bool:
+    """Whether the cells of a TSV stand in quotes, as spreadsheets write them: every one of the first lines has one that
+    does, and none has a quote left open."""
+    first = [line for _, line in islice(_lines(file), QUOTED_LINES) if isinstance(line, str) and line.strip()]
+    quoted = re.compile(r'(^|\t)"(?:[^"]|"")*"(\t|$)')
+    return bool(first) and all(quoted.search(line) for line in first)
+
+
+def _read_quoted(file: Path, columns: Sequence[Column], delimiter: str) -> Iterator[Line | Fault]:
+    """A table with quoted cells, which may hold delimiters, quotes and line breaks."""
+    faults: list[Fault] = []
+
+    def lines() -> Iterator[str]:
+        for _, line in _lines(file):
+            if isinstance(line, Fault):
+                faults.append(line)
+            else:
+                yield line + "\n"
+
+    reader = csv.reader(lines(), delimiter=delimiter)
+    number = 1
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            break
+        except csv.Error as error:
+            yield Fault(file.name, number, f"not CSV: {error}")
+            continue
+        yield from faults
+        faults.clear()
+        yield _from_cells(file.name, number, [" ".join(cell.splitlines()) for cell in cells], columns)
+        number = reader.line_num + 1
+    yield from faults
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str | Fault]]:
     """Numbered from 1; split at line feeds only, since U+2028 and the like belong to the text."""
     try:
         with open_bytes(file) as opened:
+            start = opened.read(4)
+            encoding = next((name for mark, name in MARKS if start.startswith(mark)), "")
+            opened.seek(0)
+            if encoding in ("utf-16", "utf-32"):
+                yield from _recoded_lines(file, opened, encoding)
+                return
             for number, raw in enumerate(opened, start=1):
                 if number == 1:
-                    raw = raw.removeprefix(b"\xef\xbb\xbf")
+                    raw = raw.removeprefix(codecs.BOM_UTF8)
+                if b"\0" in raw:
+                    raise ValueError(
+                        f"{file}:{number} holds a NUL byte, which no text has; is it UTF-16 without a byte-order mark, "
+                        "or not text at all? Save it as UTF-8"
+                    )
                 try:
                     yield number, raw.rstrip(b"\n").removesuffix(b"\r").decode("utf-8")
                 except UnicodeDecodeError:
                     yield number, Fault(file.name, number, "invalid UTF-8")
     except UNREADABLE as error:
         raise ValueError(f"{file} cannot be read: {error}") from None
+
+
+def _recoded_lines(file: Path, opened: IO[bytes], encoding: str) -> Iterator[tuple[int, str | Fault]]:
+    text = io.TextIOWrapper(opened, encoding=encoding, newline="\n")
+    try:
+        for number, line in enumerate(text, start=1):
+            yield number, line.rstrip("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} begins like {encoding.upper()}, but is not: {error.reason}") from None
 
 
 def _row(file: str, number: int, cells: Sequence[str], columns: Sequence[Column]) -> Line | Fault:
@@ -154,25 +226,37 @@ def _row(file: str, number: int, cells: Sequence[str], columns: Sequence[Column]
 
 
 def _from_tsv(file: str, number: int, line: str, columns: Sequence[Column]) -> Line | Fault:
-    cells = line.split("\t")
+    return _from_cells(file, number, line.split("\t"), columns)
+
+
+def _from_cells(file: str, number: int, cells: list[str], columns: Sequence[Column]) -> Line | Fault:
     if len(cells) < len(columns):
-        reason = "only one column" if len(cells) == 1 else f"only {len(cells)} columns"
-        return Fault(file, number, reason if line.strip() else "empty line")
-    return _row(file, number, cells[: len(columns)], columns)
+        reason = "only one column" if len(cells) < 2 else f"only {len(cells)} columns"
+        return Fault(file, number, reason if any(cell.strip() for cell in cells) else "empty line")
+    if number == 1 and all(cell.strip().casefold() in HEADERS for cell in cells[: len(columns)]):
+        return Fault(file, number, "header row")
+    found = _row(file, number, cells[: len(columns)], columns)
+    if isinstance(found, Line) and len(cells) > len(columns):
+        return replace(found, more=len(cells))
+    return found
 
 
-def _from_jsonl(file: str, number: int, line: str, columns: Sequence[Column]) -> Line | Fault:
+def _from_jsonl(file: str, number: int, line: str, columns: Sequence[Column], fields: Sequence[str]) -> Line | Fault:
     data = _object(line)
     if data is None:
         return Fault(file, number, "not a JSON object" if line.strip() else "empty line")
     if is_pair(columns) and isinstance(data.get("translation"), dict):
         data = dict(zip((column.name for column in columns), data["translation"].values(), strict=False))
     names = [column.name for column in columns]
-    for keys in (tuple(names), *(PAIR_KEYS if is_pair(columns) else ())):
+    known = (tuple(fields),) if fields else (tuple(names), *(PAIR_KEYS if is_pair(columns) else ()))
+    for keys in known:
         cells = [_cell(data.get(key), column) for key, column in zip(keys, columns, strict=True)]
         if all(cell is not None for cell in cells):
             return _row(file, number, [cell for cell in cells if cell is not None], columns)
-    return Fault(file, number, f"no {' and '.join(names)}")
+    wanted = " and ".join(fields or names)
+    strange = data and not set(data) & {*fields, *names}  # fields of another name altogether
+    found = f" (it has {', '.join(map(str, list(data)[:6]))}; name them with --fields)" if strange else ""
+    return Fault(file, number, f"no {wanted}{found}")
 
 
 def _cell(value: Any, column: Column) -> str | None:

@@ -56,8 +56,12 @@ class Inputs:
     valid: tuple[Path, ...] = ()
     test: tuple[Path, ...] = ()
     columns: Columns = PAIR
+    fields: tuple[str, ...] = ()  # what JSONL calls the columns
 
     def __post_init__(self) -> None:
+        if self.fields and len(self.fields) != len(self.columns):
+            names = ",".join(column.name for column in self.columns)
+            raise ValueError(f"--fields names {len(self.fields)} fields, but there are {len(self.columns)}: {names}")
         for file in (*self.train, *self.valid, *self.test):
             if not file.is_file():
                 raise ValueError(f"there is no file {file}")
@@ -67,7 +71,7 @@ class Inputs:
 
     def read(self, split: str) -> Iterator[Line | Fault]:
         files: tuple[Path, ...] = getattr(self, split)
-        return read_rows(files, self.columns)
+        return read_rows(files, self.columns, self.fields)
 
     def digests(self, cache: Path) -> dict[str, list[str]]:
         """Of the contents of the files of each split: names and dates do not matter."""
@@ -119,6 +123,7 @@ def prepare(
     content = inputs.digests(cache)
     columns = [asdict(column) for column in inputs.columns]
     how = config.model_dump(exclude={"dropout", "file"})
+    content = {**content, "fields": list(inputs.fields)} if inputs.fields else content
     tokenizers_key = _key(content, columns, how, data.held_out, words, list(specials))
     texts = sum(column.is_text for column in inputs.columns)
     if given is None and config.file:
@@ -154,6 +159,12 @@ def look_over(inputs: Inputs) -> Report:
     if not report.usable:
         why = ", ".join(f"{finding.count:,} {reason}" for reason, finding in report.skipped.items()) or "empty"
         raise ValueError(f"{names}: no usable line among {report.lines:,} ({why})")
+    if report.usable < report.lines / 2:
+        worst = max(report.skipped.items(), key=lambda pair: pair[1].count)
+        raise ValueError(
+            f"{names}: only {report.usable:,} of {report.lines:,} lines can be used ({worst[1].count:,} {worst[0]}, "
+            f"such as {worst[1].where[0]}); is this the right file and format?"
+        )
     return report
 
 

@@ -390,7 +390,7 @@ def _recompute_layers(model: Model) -> None:
         def forward(*inputs: Any, plain: Any = plain, **options: Any) -> Any:
             return recompute(plain, *inputs, use_reentrant=False, **options)
 
-        layer.forward = forward  # type: ignore[method-assign]
+        layer.forward = forward
 
 
 def _mix(seed: int, step: int, rank: int) -> int:
