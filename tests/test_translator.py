@@ -251,3 +251,9 @@ def test_streams_take_a_model_loaded_in_inference_mode(folder, translator):
     assert all(parameter.is_inference() for parameter in several.models[0].parameters())
     assert texts(several.translate(lines, GREEDY, batch_size=1)) == texts(translator.translate(lines, GREEDY))
     several.close()
+
+
+def test_one_text_gives_one_translation(translator):
+    one = translator.translate("a b c", GREEDY)
+    assert one.text == translator.translate(["a b c"], GREEDY)[0].text and len(one.text) > 1
+    assert translator.translate(Request("a b c", prefix="d")).text.startswith("d")

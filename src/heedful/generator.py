@@ -1,14 +1,14 @@
 """A language model at work: prompts in, continuations out.
 
 generator = load("runs/book")
-generator.generate(["Once upon"])[0][0].text
+generator.generate("Once upon")[0].text
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -58,8 +58,20 @@ class Generator:
         self.limit = model.limit
         self.device = model.device
 
-    def generate(self, prompts: Sequence[str], config: GenerationConfig = SAMPLED) -> list[list[Continuation]]:
-        """For each prompt as many continuations as `num_return_sequences`, the best first."""
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self, prompts: str, config: GenerationConfig = SAMPLED
+    ) -> list[Continuation]: ...
+
+    @overload
+    def generate(self, prompts: Sequence[str], config: GenerationConfig = SAMPLED) -> list[list[Continuation]]: ...
+
+    def generate(
+        self, prompts: str | Sequence[str], config: GenerationConfig = SAMPLED
+    ) -> list[Continuation] | list[list[Continuation]]:
+        """As many continuations as `num_return_sequences`, the best first; of several prompts, a list of them each."""
+        if isinstance(prompts, str):
+            return self._one(prompts, config)
         return [self._one(prompt, config) for prompt in prompts]
 
     def predict(self, texts: Sequence[str]) -> list[dict[str, Any]]:

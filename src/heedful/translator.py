@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -80,7 +80,25 @@ class Translator:
         self.device = models[0].device
         self.aligner = aligner
 
+    @overload
     def translate(
+        self, texts: str | Request, config: GenerationConfig | None = None, **options: Any
+    ) -> Translation: ...
+
+    @overload
+    def translate(
+        self, texts: Sequence[str | Request], config: GenerationConfig | None = None, **options: Any
+    ) -> list[Translation]: ...
+
+    def translate(
+        self, texts: str | Request | Sequence[str | Request], config: GenerationConfig | None = None, **options: Any
+    ) -> Translation | list[Translation]:
+        """One text gives one translation, several give a list. For the options see `translate_all`."""
+        if isinstance(texts, str | Request):
+            return self.translate_all([texts], config, **options)[0]
+        return self.translate_all(texts, config, **options)
+
+    def translate_all(
         self,
         texts: Sequence[str | Request],
         config: GenerationConfig | None = None,

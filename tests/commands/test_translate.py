@@ -70,11 +70,12 @@ def test_words_that_no_space_parts_are_shown_together():
 
 def test_json_lines_carry_wishes_in_and_all_there_is_to_tell_out(place):
     asked = [{"text": "a b c", "id": 7}, {"text": "d e", "constraints": ["h g"], "avoid": ["d"]}, {"text": "f"}]
-    options = ["--format", "jsonl", "--alignment", "--history", "--shortlist", "--stop", "zz", "--n-best", 2]
+    options = ["--input-format", "jsonl", "--alignment", "--history", "--shortlist", "--stop", "zz", "--n-best", 2]
     odd = [{"text": "a", "avoid": "b"}, {"text": "a", "avoid": ["b"], "constraints": ["a b"]}]
     lines = "".join(json.dumps(line) + "\n" for line in [*asked, *odd])
     code, out, said = heedful(place, "translate", "a", *options, stdin=lines.encode())
-    assert code == 0 and not said, said
+    assert code == 1 and "heedful: line 4: avoid is not a list of phrases" in said
+    assert "2 of 5 lines could not be translated" in said
     first, second, _, bad, torn = map(json.loads, out.splitlines())
     assert first["id"] == 7 and len(first["translations"]) == 2 and isinstance(first["alignment"], list)
     assert {"parent", "token", "log_prob", "score", "beam", "ended"} == set(first["history"][0][0])
@@ -113,8 +114,9 @@ def test_alignments_in_pharaohs_format_and_in_json(place):
     lines = out.split("\n")
     assert len(lines) == 4 and lines[1] == ""
     assert all(0 <= int(link.split("-")[0]) < 3 for link in lines[0].split())
-    code, out, _ = heedful(place, "translate", "a", "--format", "jsonl", "--alignment", stdin=b'{"text": "a b c"}\n')
-    assert code == 0 and isinstance(json.loads(out)["alignment"], list)
+    code, out, _ = heedful(place, "translate", "a", "--format", "jsonl", "--alignment", stdin=b"a b c\n")
+    found = json.loads(out)  # the format is that of the output: what comes in is plain text
+    assert code == 0 and isinstance(found["alignment"], list) and found["text"] == "a b c" and "error" not in found
 
 
 def test_the_most_agreed_on_of_many_samples(place):
@@ -132,8 +134,8 @@ def test_moses_n_best(place):
 
 def test_json_lines_pass_through_what_they_do_not_know(place):
     lines = '{"text": "a b", "id": 7, "target_prefix": "j"}\n{"text": "c d", "avoid": ["c"]}\nnot json\n'
-    code, out, said = heedful(place, "translate", "a", "--format", "jsonl", stdin=lines.encode())
-    assert code == 0, said
+    code, out, said = heedful(place, "translate", "a", "--input-format", "jsonl", stdin=lines.encode())
+    assert code == 1 and "line 3: not a JSON object with a text" in said
     first, second, third = (json.loads(line) for line in out.splitlines())
     assert first["id"] == 7 and first["sentence_id"] == 0 and first["translation"].startswith("j")
     assert "c" not in second["translation"] and third["error"]

@@ -3,9 +3,10 @@
 import csv
 
 import pytest
+from sacrebleu.metrics import BLEU
 
 from heedful.evaluation.compare import by_length, compare, worst
-from heedful.evaluation.metrics import quick_score, score
+from heedful.evaluation.metrics import quick_score, score, tokenization
 from tests.shared_data import shared
 
 NAMES = {"bleu": "bleu_default", "chrf": "chrf2", "ter": "ter"}
@@ -70,3 +71,27 @@ def test_results_by_length_and_the_worst():
         ("1-5", 1), ("6-10", 1), ("41+", 1),
     ]  # fmt: skip
     assert worst(sources, hypotheses, references, count=1)[0]["reference"] == "xyz"
+
+
+@pytest.mark.parametrize(("texts", "language", "tokenize", "name"), [
+    (["我爱猫。", "他喜欢狗。"], "", "", "zh"),
+    (["I love Beijing 北京."] * 3, "", "", "13a"),
+    (["わたしは猫が好きです。"], "", "", "char"),
+    (["ฉันรักแมว"], "", "", "char"),
+    (["나는 고양이를 좋아한다."], "", "", "13a"),
+    (["我爱猫。"], "de", "", "13a"),
+    (["a b"], "zh-CN", "", "zh"),
+    (["a b"], "zh", "char", "char"),
+    ([], "", "", "13a"),
+])  # fmt: skip
+def test_bleus_tokenizer_is_what_was_asked_for_or_suits_language_or_script(texts, language, tokenize, name):
+    assert tokenization(texts, language=language, tokenize=tokenize).name == name
+
+
+def test_chinese_without_a_language_key_does_not_score_zero():
+    references, texts = ["我爱我的小猫。", "他喜欢大狗。"], ["我爱我的大猫。", "他喜欢小狗。"]
+    found = score(texts, [references])["bleu"]
+    assert found.value > 5 and "tok:zh" in found.signature
+    assert found.value == pytest.approx(BLEU(tokenize="zh").corpus_score(texts, [references]).score)
+    with pytest.raises(ValueError, match="BLEU has no tokenizer 'klingon'; known: 13a, zh"):
+        score(texts, [references], tokenize="klingon")

@@ -428,3 +428,13 @@ def test_language_models_go_through_the_same_loop(tmp_path, windows):
         result = train(read_recipe("char-gpt", changes), inputs, tmp_path / name, cache=tmp_path / "cache")
     assert result.numbers["loss"] < math.log(300) and result.numbers["bits_per_byte"] > 0
     same(weights(tmp_path / "first"), weights(tmp_path / "second"))
+
+
+def test_language_keys_may_be_set_afterwards(corpus, tmp_path):
+    from heedful.checkpoint import read_config
+
+    run(corpus, tmp_path / "run", "training.steps=4")
+    before = (tmp_path / "run" / "model.safetensors").read_bytes()
+    run(corpus, tmp_path / "run", "training.steps=4", "data.target_language=de")
+    assert read_config(tmp_path / "run")["data"]["target_language"] == "de"
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before

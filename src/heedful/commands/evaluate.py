@@ -24,6 +24,10 @@ def evaluate(
     streams: Annotated[int, typer.Option(min=0, help="Batches translated at once; 0 = one for each core.")] = 0,
     quantize: Annotated[str, typer.Option(help="int8: weights in a quarter of the memory, on the CPU.")] = "",
     shortlist: Annotated[bool, typer.Option("--shortlist", help="Look only at likely words.")] = False,
+    tokenize: Annotated[
+        str,
+        typer.Option(help="BLEU's tokenizer: 13a, zh, ja-mecab, ko-mecab, char ... Default: by language or script."),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     parts: Parts = None,
@@ -57,16 +61,20 @@ def evaluate(
         return
     from heedful.decoding.generation import GenerationConfig
     from heedful.evaluation.compare import by_length, compare, worst
+    from heedful.evaluation.metrics import tokenization
 
     recipe = read_config(folders[0])
     pairs = _pairs(test)
     sources, references = [source for source, _ in pairs], [target for _, target in pairs]
     language = str(recipe.get("data", {}).get("target_language", ""))
+    cut = tokenization(references, language=language, tokenize=tokenize)
+    if cut.name != "13a":
+        print(f"heedful: BLEU counts words by the tokenizer {cut.name}: {cut.why}", file=sys.stderr)
     config = GenerationConfig(num_beams=num_beams, length_penalty=length_penalty)
     results, texts = {}, {}
     for number, folder in enumerate(folders):
         translator = load(folder, **options) if number else first
-        results[str(folder)], texts[str(folder)] = _evaluate(translator, pairs, config, batch_tokens, language)
+        results[str(folder)], texts[str(folder)] = _evaluate(translator, pairs, config, batch_tokens, cut.name)
     data: dict[str, Any] = {"test": test.name, "sentences": len(pairs), "models": results}
     best = texts[str(folders[0])]
     data["by_source_words"] = [
@@ -75,7 +83,7 @@ def evaluate(
     ]
     data["worst"] = worst(sources, best, references)
     if len(folders) > 1:
-        data["comparison"] = [vars(one) for one in compare(texts, [references], language=language)]
+        data["comparison"] = [vars(one) for one in compare(texts, [references], tokenizer=cut.name)]
     if as_json:
         print(json.dumps(data, indent=2, ensure_ascii=False))
     elif markdown:
@@ -144,7 +152,7 @@ def _evaluate(
     pairs: list[tuple[str, str]],
     config: "GenerationConfig",
     batch_tokens: int,
-    language: str,
+    tokenize: str,
 ) -> tuple[dict[str, Any], list[str]]:
     from heedful.evaluation.metrics import score as scored
 
@@ -155,7 +163,7 @@ def _evaluate(
     tokens = sum(map(len, log_probs))
     results: dict[str, Any] = {
         name: {"score": one.value, "signature": one.signature}
-        for name, one in scored(texts, [[target for _, target in pairs]], language=language).items()
+        for name, one in scored(texts, [[target for _, target in pairs]], tokenize=tokenize).items()
     }
     results["perplexity"] = math.exp(-sum(map(sum, log_probs)) / max(1, tokens))
     results["sentences_per_second"] = len(pairs) / seconds

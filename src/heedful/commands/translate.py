@@ -29,6 +29,9 @@ def translate(
             "--format", help="plain, nbest (Moses), jsonl, pharaoh (alignments) or words (each with its source word)."
         ),
     ] = "plain",
+    input_format: Annotated[
+        str, typer.Option(help="plain or jsonl. Default: jsonl for a file named .jsonl, plain otherwise.")
+    ] = "",
     num_beams: Annotated[int, typer.Option("--num-beams", "--beam-size", "-b", help="1 = greedy.")] = 4,
     num_return_sequences: Annotated[
         int, typer.Option("--num-return-sequences", "--n-best", "-n", help="How many translations of each line.")
@@ -70,8 +73,9 @@ def translate(
 ) -> None:
     """Translate text, a line at a time: as many lines come out as go in, in the same order.
 
-    JSONL (a file named .jsonl, or --format jsonl) may carry `text`, `target_prefix`, `constraints` (phrases to write)
-    and `avoid` (phrases not to write); other fields are passed through.
+    JSONL input (a file named .jsonl, or --input-format jsonl) may carry `text`, `target_prefix`, `constraints` (phrases
+    to write) and `avoid` (phrases not to write); other fields are passed through, and the output is JSONL too. A line
+    that cannot be translated is reported, comes out empty, and makes the exit code 1.
 
     Examples:
 
@@ -96,7 +100,10 @@ def translate(
     if source != "-" and output != "-" and Path(source).resolve() == Path(output).resolve():
         raise ValueError("the input would be overwritten; give --output another name")
     translator = load(*models, quantize=quantize, shortlist=shortlist, streams=streams or None)
-    as_json = form == "jsonl" or source.endswith(".jsonl")
+    if input_format not in ("", "plain", "jsonl"):
+        raise ValueError(f"input format {input_format!r} is not one of plain, jsonl")
+    reads_json = input_format == "jsonl" or (not input_format and source.endswith((".jsonl", ".jsonl.gz")))
+    as_json = form == "jsonl" or reads_json
 
     def answer(entries: list[dict[str, Any]]) -> "list[Translation]":
         requests = [_request(entry, required or [], banned or []) for entry in entries]
@@ -113,16 +120,22 @@ def translate(
         )
 
     with _reading(source) as lines, _writing(output) as out, _progress(source, output == "-") as advance:
-        number = 0
+        number = failed = 0
         for chunk in _chunks(lines, 1 if source == "-" and sys.stdin.isatty() else READ_AHEAD):
-            entries = [_object(line, as_json) for line in chunk]
+            entries = [_object(line, reads_json) for line in chunk]
             for entry, found in zip(entries, answer(entries), strict=True):
                 number += 1
+                if "error" in entry:
+                    failed += 1
+                    print(f"heedful: line {number}: {entry['error']}", file=sys.stderr)
                 for warning in found.warnings:
                     print(f"heedful: line {number}: {warning}", file=sys.stderr)
                 out.write(_shown(number - 1, entry, found, "jsonl" if as_json else form))
             out.flush()
             advance(len(chunk))
+    if failed:
+        print(f"heedful: {failed} of {number} lines could not be translated", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "Request":

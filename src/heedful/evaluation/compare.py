@@ -25,11 +25,11 @@ def compare(
     systems: Mapping[str, Sequence[str]],
     references: Sequence[Sequence[str]],
     *,
-    language: str = "",
+    tokenizer: str = "13a",
     samples: int = 1000,
 ) -> list[Comparison]:
     """Paired bootstrap resampling (Koehn 2004), as sacrebleu does it; the first system is the one compared with."""
-    metrics = {"BLEU": BLEU(trg_lang=language, references=references), "chrF2": CHRF(references=references)}
+    metrics = {"BLEU": BLEU(tokenize=tokenizer, references=references), "chrF2": CHRF(references=references)}
     named: list[tuple[str, Sequence[str]]] = [(name, list(texts)) for name, texts in systems.items()]
     _, scores = PairedTest(named, metrics, references=None, test_type="bs", n_samples=samples)()
     return [

@@ -1,9 +1,16 @@
 """Scores of translations. Every reported number is sacrebleu's own, with its signature."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sacrebleu.metrics import BLEU, CHRF, TER
+
+from heedful.text.words import HAN, UNSPACED
+
+TOKENIZERS = ("13a", "zh", "ja-mecab", "ko-mecab", "char", "intl", "none", "flores101", "flores200")
+KANA = re.compile(r"[\u3040-\u30ff]")
+LOOKED_AT = 1000  # references
 
 
 @dataclass(frozen=True)
@@ -13,18 +20,46 @@ class Score:
     signature: str
 
 
-def score(hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, language: str = "") -> dict[str, Score]:
-    """BLEU, chrF, TER and exact match. `references`: one list as long as the hypotheses for each set of references.
+@dataclass(frozen=True)
+class Tokenization:
+    """How BLEU cuts texts into words, and why."""
 
-    The target `language` chooses BLEU's tokenisation, as sacrebleu itself does, and for Chinese and Japanese TER's.
-    """
+    name: str
+    why: str
+
+
+def tokenization(references: Sequence[str], *, language: str = "", tokenize: str = "") -> Tokenization:
+    """What was asked for; or what sacrebleu takes for the target language; or what suits the script of the references:
+    where no spaces stand between words, its default would count a sentence as one word."""
+    if tokenize:
+        if tokenize not in TOKENIZERS:
+            raise ValueError(f"BLEU has no tokenizer {tokenize!r}; known: {', '.join(TOKENIZERS)}")
+        return Tokenization(tokenize, "as asked for")
+    named = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}.get(language.partition("-")[0].lower())
+    if named or language:
+        return Tokenization(named or "13a", f"for the target language {language}")
+    text = "".join(references[:LOOKED_AT])
+    letters = sum(character.isalpha() for character in text)
+    if 2 * len(UNSPACED.findall(text)) <= letters or not letters:
+        return Tokenization("13a", "")
+    if KANA.search(text) is None and 2 * len(HAN.findall(text)) > letters:
+        return Tokenization("zh", "the references are written in Chinese characters")
+    return Tokenization("char", "the references are in a script without spaces between words")
+
+
+def score(
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, language: str = "", tokenize: str = ""
+) -> dict[str, Score]:
+    """BLEU, chrF, TER and exact match. `references`: one list as long as the hypotheses for each set of references. For
+    `language` and `tokenize` see `tokenization`; Chinese and Japanese choose TER's too."""
     for reference in references:
         if len(reference) != len(hypotheses):
             raise ValueError(f"{len(hypotheses):,} translations, but {len(reference):,} references; they must be equal")
     streams = [list(reference) for reference in references]
-    asian = language in ("zh", "ja")
+    chosen = tokenization(streams[0] if streams else [], language=language, tokenize=tokenize).name
+    asian = chosen in ("zh", "ja-mecab", "char")
     found = {}
-    for metric in (BLEU(trg_lang=language or ""), CHRF(), TER(normalized=asian, asian_support=asian)):
+    for metric in (_bleu(chosen), CHRF(), TER(normalized=asian, asian_support=asian)):
         result = metric.corpus_score(list(hypotheses), streams)
         found[result.name.lower().rstrip("2")] = Score(result.name, result.score, str(metric.get_signature()))
     matches = sum(text.strip() in {r.strip() for r in other} for text, *other in zip(hypotheses, *streams, strict=True))
@@ -42,12 +77,19 @@ def consensus(texts: Sequence[str]) -> int:
     return max(range(len(texts)), key=likeness.__getitem__)
 
 
-def quick_score(hypotheses: Sequence[str], references: Sequence[str], *, language: str = "") -> dict[str, float]:
+def _bleu(tokenizer: str) -> BLEU:
+    try:
+        return BLEU(tokenize=tokenizer, force=True)
+    except (RuntimeError, ImportError) as error:  # some need a package that is not installed
+        raise ValueError(f"BLEU's tokenizer {tokenizer} is not possible here: {error}") from None
+
+
+def quick_score(hypotheses: Sequence[str], references: Sequence[str], *, tokenizer: str = "13a") -> dict[str, float]:
     """BLEU, chrF and exact match as plain numbers, for watching a training."""
     stream = [list(references)]
     matches = sum(text.strip() == other.strip() for text, other in zip(hypotheses, references, strict=True))
     return {
-        "bleu": BLEU(trg_lang=language or "", force=True).corpus_score(list(hypotheses), stream).score,
+        "bleu": _bleu(tokenizer).corpus_score(list(hypotheses), stream).score,
         "chrf": CHRF().corpus_score(list(hypotheses), stream).score,
         "exact": 100 * matches / max(1, len(hypotheses)),
     }

@@ -82,7 +82,7 @@ class Alone:
 
 class Task(Protocol):
     """The contract. A batch is known by the numbers of its rows, so that it can be dealt out, skipped and found again
-    without being made."""
+    without being made. A task may have `notes`: lines that a person should read before it starts."""
 
     def epoch(self, number: int, *, budget: int, seed: int) -> Iterator[np.ndarray]:
         """The batches of an epoch, as row numbers; a function of its arguments alone."""

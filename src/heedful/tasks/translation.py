@@ -18,7 +18,7 @@ from heedful.data.prepare import Prepared
 from heedful.data.store import Store
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.shortlist import Shortlist, learn
-from heedful.evaluation.metrics import quick_score
+from heedful.evaluation.metrics import quick_score, tokenization
 from heedful.model.architecture import Model, SequenceToSequence
 from heedful.objectives import Loss, cross_entropy, vocabulary_cross_entropy
 from heedful.tasks import Direction, Scores, Settings, State, TaskConfig, Together
@@ -88,11 +88,11 @@ class Translation:
         self.train = prepared.store("train")
         self.valid = prepared.store("valid") if prepared.has("valid") else self.train
         self.dropout = dropout
-        self.language = language
-        try:
-            quick_score(["a"], ["a"], language=language)
-        except (RuntimeError, ImportError) as error:  # some languages need a tokeniser that is not installed
-            raise ValueError(f"BLEU for data.target_language={language} is not possible here: {error}") from None
+        references = [target for _, target in self._references()]
+        cut = tokenization(references, language=language)
+        quick_score(["a"], ["a"], tokenizer=cut.name)  # it may not be installed
+        self.tokenizer = cut.name
+        self.notes = [] if cut.name == "13a" else [f"BLEU counts words by the tokenizer {cut.name}: {cut.why}"]
         self.merging = [MergingBpe(tokenizer) for tokenizer in prepared.tokenizers] if dropout else []
 
     def epoch(self, number: int, *, budget: int, seed: int) -> Iterator[np.ndarray]:
@@ -129,7 +129,7 @@ class Translation:
         sources = [source for source, _ in texts][world.rank :: world.size]
         written = world.gather([found.text for found in translator.translate(sources, GREEDY, batch_tokens=budget)])
         numbers = {"loss": total / max(1, count), "accuracy": 100 * right / max(1, count)}
-        numbers |= quick_score(written, [target for _, target in texts], language=self.language)
+        numbers |= quick_score(written, [target for _, target in texts], tokenizer=self.tokenizer)
         shown = [
             {"source": source, "reference": target, "hypothesis": text}
             for (source, target), text in zip(texts[:samples], written, strict=False)

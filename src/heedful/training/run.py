@@ -27,7 +27,7 @@ from heedful.training.recipe import Recipe, differences, parse_recipe
 from heedful.training.start import digest_of, take_weights, tokenizers_of
 
 # What may differ when a training goes on: it changes what is seen, not what comes out.
-FREE = ("training.log_every", "training.samples")
+FREE = ("training.log_every", "training.samples", "data.source_language", "data.target_language")
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ def train(
         language=recipe.data.target_language,
     )
     task = recipe.task.build(prepared, settings)
+    for note in getattr(task, "notes", ()):
+        journal.say(note)
     if world.leads:
         resolved = _resolve(recipe, known, prepared, task, out, budget, world, journal)
         write_text(out / "config.yaml", yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False))
@@ -234,9 +236,10 @@ def _resolve(
     if known is not None:
         saved = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
         if not budget:
-            free = {key.partition(".")[2] for key in (*FREE, "training.steps")}
-            now = recipe.training.model_dump(mode="json")
-            saved["training"] |= {key: now[key] for key in free}
+            now = recipe.model_dump(mode="json")
+            for key in (*FREE, "training.steps"):
+                section, _, name = key.partition(".")
+                saved[section][name] = now[section][name]
         return parse_recipe(saved)
     resolved = recipe.fitted(prepared)
     resolved = fit_memory(resolved, task, world=world, say=journal.say)
