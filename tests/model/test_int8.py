@@ -107,8 +107,8 @@ def test_without_kernels_gradients_pass_after_use_in_inference_mode(monkeypatch)
 def test_a_token_outside_the_table_is_refused(tokens, wrong):
     model = create(vaswani(vocab=101, width=64, hidden=96, heads=4, layers=1, dropout=0.1))
     with pytest.raises(IndexError, match=f"there is no row {wrong}; rows are 0 to 100"):
-        Int8Embedding(model.embedding)(torch.tensor(tokens))
-    assert Int8Embedding(model.embedding)(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0, 64)
+        Int8Embedding(model.embedding).embed(torch.tensor(tokens))
+    assert Int8Embedding(model.embedding).embed(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0, 64)
 
 
 def test_what_is_small_stays_as_it_is():

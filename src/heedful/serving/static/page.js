@@ -206,6 +206,7 @@ function showAttention() {
     $("cell").textContent = say("noWeights");
     return;
   }
+  $("cell").textContent = "";
   state.layer = Math.min(state.layer, weights.length - 1);
   state.head = Math.min(state.head, weights[0].length - 1);
   fill($("kind"), kinds.map((kind) => [kind, say(kind)]), state.kind);
