@@ -59,7 +59,7 @@ def test_the_size_of_batches_does_not_matter(translator, budget):
 
 def test_long_texts_are_cut_translated_and_joined_with_a_warning(translator):
     long = "a b c d e. " * 5 + "f g"
-    (found,) = translator.translate([long])
+    (found,) = translator.translate([long], split=False)
     assert found.warnings == ["too long for the model: translated in 6 parts"]
     assert found.text.count(".") <= 20 and found.text
     (found,) = translator.translate(["x" * 200])  # no sentence, no word to cut at
@@ -257,3 +257,39 @@ def test_one_text_gives_one_translation(translator):
     one = translator.translate("a b c", GREEDY)
     assert one.text == translator.translate(["a b c"], GREEDY)[0].text and len(one.text) > 1
     assert translator.translate(Request("a b c", prefix="d")).text.startswith("d")
+
+
+def test_sentences_are_translated_one_by_one_and_joined_as_they_were(translator):
+    parts = ["a b c.", "d e.", "f g h?"]
+    alone = [translator.translate(part, GREEDY).text for part in parts]
+    found = translator.translate("a b c. d e.\n\nf g h?", GREEDY)
+    assert found.text == f"{alone[0]} {alone[1]}\n\n{alone[2]}" and not found.warnings
+    whole = translator.translate("a b c. d e.", GREEDY, split=False)
+    assert [one.text for one in translator.translate_all(["a b c. d e."], GREEDY, split=False)] == [whole.text]
+    assert translator.parts("a b c. d e.") == ["a b c.", "d e."]
+    assert translator.parts("a b c. d e.", split=False) == ["a b c. d e."]
+
+
+def test_several_sentences_keep_their_alignments_and_alternatives(translator):
+    config = GenerationConfig(num_beams=4, num_return_sequences=3)
+    found = translator.translate("a b c. d e.", config, alignment=True)
+    assert len(found.alternatives) == 2 and len({found.text, *(one.text for one in found.alternatives)}) > 1
+    sources = {source for source, _ in found.alignment}
+    assert sources <= set(range(5)) and max(sources) >= 3  # words are numbered as in the whole text
+
+
+def test_phrases_to_write_keep_a_text_whole(translator):
+    found = translator.translate(Request("a b. c d.", required=["g h"]))
+    assert "g h" in found.text
+
+
+def test_a_model_that_read_several_sentences_a_line_is_given_them(folder, tmp_path):
+    import json
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "copy")
+    assert json.loads((folder / "sentences.json").read_text())["several"] == 0.0 and load(folder).split
+    (tmp_path / "copy" / "sentences.json").write_text('{"several": 0.4}')
+    assert not load(tmp_path / "copy").split
+    (tmp_path / "copy" / "sentences.json").unlink()
+    assert load(tmp_path / "copy").split

@@ -4,6 +4,7 @@ translator = load("runs/my-model")
 translator.translate(["Hello."])[0].text
 """
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,10 +29,13 @@ from heedful.decoding.streams import cores
 from heedful.evaluation.metrics import consensus
 from heedful.model.architecture import SequenceToSequence
 from heedful.model.int8 import quantize_int8
-from heedful.text.parts import join, split, words_of_parts
+from heedful.text.parts import join, words_of_parts
+from heedful.text.parts import split as split_long
+from heedful.text.sentences import sentences
 from heedful.text.tokenizer import Tokenizer
 from heedful.writer import Request, Writer
 
+SEVERAL = 0.1  # of a corpus's lines with more than one sentence, from which on its model reads such lines
 CHUNK = 1024  # sentences sorted by length together; also how far a stream reads ahead
 
 
@@ -61,7 +65,8 @@ class Translation(Alternative):
 
 class Translator:
     """One model, or several of the same vocabulary whose probabilities are averaged. `aligner`: the head that says
-    which word comes from which; `shortlist`: which words may come of which; `streams`: batches translated at once."""
+    which word comes from which; `shortlist`: which words may come of which; `streams`: batches translated at once;
+    `split`: whether a text of several sentences is translated sentence by sentence, in this source `language`."""
 
     def __init__(
         self,
@@ -72,6 +77,8 @@ class Translator:
         aligner: Aligner | None = None,
         shortlist: Shortlist | None = None,
         streams: int = 1,
+        split: bool = False,
+        language: str = "",
     ) -> None:
         self.models = [model.eval() for model in models]
         self.writer = Writer(self.models, tokenizers, shortlist=shortlist, streams=streams)
@@ -79,6 +86,7 @@ class Translator:
         self.limit = min([limit, *(model.source_limit or limit for model in models)])
         self.device = models[0].device
         self.aligner = aligner
+        self.split, self.language = split, language
 
     @overload
     def translate(
@@ -109,15 +117,17 @@ class Translator:
         history: bool = False,
         replace_unknowns: bool = False,
         dropped: Callable[[int], bool] | None = None,
+        split: bool | None = None,
     ) -> list[Translation]:
         """A batch has at most `batch_tokens` source tokens, times beams, and `batch_size` texts. `replace_unknowns`: in
         place of a word that the model does not know, the source word it looks at. `dropped`: says of a text, in the
-        middle of the work, that nobody wants it any longer; it comes out as it is."""
+        middle of the work, that nobody wants it any longer; it comes out as it is. `split`: translate sentence by
+        sentence, or not; by default as the model was trained."""
         if (alignment or replace_unknowns) and self.aligner is None:
             raise ValueError("this model has no alignment.json: no head has been chosen to align by")
         config = config or GenerationConfig()
         requests = [Request(text) if isinstance(text, str) else text for text in texts]
-        pieces, owners = self._split(requests)
+        pieces, owners, cuts = self._split(requests, self.split if split is None else split)
         histories: list[History] | None = [[] for _ in pieces] if history else None
         gone = None if dropped is None else lambda piece: dropped(owners[piece])
         written = self.writer.write(
@@ -129,7 +139,7 @@ class Translator:
         found = []
         for own in parts:
             told = [self._alternatives(pieces[i].text, written[i], config, replace_unknowns) for i in own]
-            one = _join(told)
+            one = _join(told, [cuts[i] for i in own])
             if alignment:
                 whole = (requests[owners[own[0]]].text, one.text)
                 one = replace(one, alignment=self._align_parts(whole, [pieces[i].text for i in own], told))
@@ -203,22 +213,41 @@ class Translator:
         each = [model(source, target, source_valid=valid).float().log_softmax(-1) for model in self.models]
         return each[0] if len(each) == 1 else torch.stack(each).logsumexp(0) - math.log(len(each))
 
-    def parts(self, text: str) -> list[str]:
-        """The text as it is translated: whole, or in parts if it is too long for the model."""
-        text = text.strip()
-        return [text] if self._fits(text) else split(text, self._fits, most=self.limit // 2)
+    def parts(self, text: str, *, split: bool | None = None) -> list[str]:
+        """The text as it is translated: whole, or sentence by sentence, or in parts where it is too long for the
+        model."""
+        return [part.text for part in self._parts([text], [self.split if split is None else split])[0]]
 
-    def _split(self, requests: list[Request]) -> tuple[list[Request], list[int]]:
-        """Texts longer than the model has learned to read are cut at the ends of sentences, or else of words. What is
-        asked of the translation is asked of the first part."""
-        pieces, owners = [], []
-        sizes = [len(row) for row in self.source.encode([request.text.strip() for request in requests])]
-        for index, (request, size) in enumerate(zip(requests, sizes, strict=True)):
-            text = request.text.strip()
-            first, *others = [text] if size < self.limit else self.parts(text)
-            pieces += [replace(request, text=first), *(Request(part, banned=request.banned) for part in others)]
-            owners += [index] * (1 + len(others))
-        return pieces, owners
+    def _parts(self, texts: Sequence[str], split: Sequence[bool]) -> list[list["_Part"]]:
+        """Each text as it is translated."""
+        whole = [
+            sentences(text, self.language) if splits else [(text.strip(), "")]
+            for text, splits in zip(texts, split, strict=True)
+        ]
+        sizes = iter(self.source.encode([sentence for some in whole for sentence, _ in some]))
+        return [
+            [part for sentence, space in some for part in self._shortened(sentence, space, len(next(sizes)))]
+            for some in whole
+        ]
+
+    def _shortened(self, sentence: str, space: str, size: int) -> list["_Part"]:
+        if size < self.limit:
+            return [_Part(sentence, space)]
+        *first, last = split_long(sentence, self._fits, most=self.limit // 2)
+        return [*(_Part(part, " ", too_long=True) for part in first), _Part(last, space, too_long=True)]
+
+    def _split(self, requests: list[Request], split: bool) -> tuple[list[Request], list[int], list["_Part"]]:
+        """The parts of all texts as requests, and the text each belongs to. A text with a prefix or phrases to write is
+        not split into sentences; in parts, they are asked of the first."""
+        wanted = [split and not request.prefix and not request.required for request in requests]
+        found = self._parts([request.text for request in requests], wanted)
+        pieces = [
+            Request(part.text, banned=request.banned) if number else replace(request, text=part.text)
+            for request, some in zip(requests, found, strict=True)
+            for number, part in enumerate(some)
+        ]
+        owners = [index for index, some in enumerate(found) for _ in some]
+        return pieces, owners, [part for some in found for part in some]
 
     def _fits(self, text: str) -> bool:
         return len(self.source.encode([text])[0]) < self.limit
@@ -260,18 +289,34 @@ class Translator:
         return written
 
 
-def _join(parts: list[list[Alternative]]) -> Translation:
-    """The translation of a text from those of its parts."""
+@dataclass(frozen=True)
+class _Part:
+    """A piece of a text that is translated by itself, and the white space after it."""
+
+    text: str
+    space: str
+    too_long: bool = False
+
+
+def _join(parts: list[list[Alternative]], cuts: list[_Part]) -> Translation:
+    """The translation of a text from those of its parts; its n-th alternative is made of their n-th ones."""
     if len(parts) == 1 and parts[0]:
         best, *others = parts[0]
         return Translation(**vars(best), alternatives=others)
-    best_parts = [alternatives[0] for alternatives in parts if alternatives]
-    return Translation(
-        text=join([part.text for part in best_parts]),
-        score=sum(part.score for part in best_parts),
-        tokens=[token for part in best_parts for token in part.tokens],
-        token_log_probs=[value for part in best_parts for value in part.token_log_probs],
-        warnings=[f"too long for the model: translated in {len(parts)} parts"] if len(parts) > 1 else [],
+    told = [(alternatives, part.space) for alternatives, part in zip(parts, cuts, strict=True) if alternatives]
+    count = max((len(alternatives) for alternatives, _ in told), default=1)
+    every = [_joined([(some[min(rank, len(some) - 1)], space) for some, space in told]) for rank in range(count)]
+    long = sum(part.too_long for part in cuts)
+    warnings = [f"too long for the model: translated in {long} parts"] if long > 1 else []
+    return Translation(**vars(every[0]), alternatives=every[1:], warnings=warnings)
+
+
+def _joined(parts: list[tuple[Alternative, str]]) -> Alternative:
+    return Alternative(
+        text=join([part.text for part, _ in parts], [space for _, space in parts]),
+        score=sum(part.score for part, _ in parts),
+        tokens=[token for part, _ in parts for token in part.tokens],
+        token_log_probs=[value for part, _ in parts for value in part.token_log_probs],
     )
 
 
@@ -294,7 +339,8 @@ def load(
         digests.add(tuple(tokenizer.digest() for tokenizer in load_tokenizers(place, columns=2)))
     if len(digests) > 1:
         raise ValueError("models of an ensemble must share their tokenizer; these do not")
-    limit = read_config(folders[0]).get("data", {}).get("max_length", 256)
+    data = read_config(folders[0]).get("data", {})
+    limit = data.get("max_length", 256)
     aligner = Aligner.load(folders[0]) if (folders[0] / "alignment.json").exists() else None
     words = Shortlist.load(folders[0]) if shortlist else None
     return Translator(
@@ -304,4 +350,15 @@ def load(
         aligner=aligner,
         shortlist=words,
         streams=cores() if streams is None else streams,
+        split=reads_sentences(folders[0]),
+        language=str(data.get("source_language", "")),
     )
+
+
+def reads_sentences(folder: Path) -> bool:
+    """Whether the lines it was trained on are mostly single sentences: see `tasks/translation.py`."""
+    try:
+        share = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))["several"]
+        return bool(share < SEVERAL)
+    except (OSError, ValueError, LookupError, TypeError):
+        return True  # an older folder

@@ -157,7 +157,10 @@ def _evaluate(
     from heedful.evaluation.metrics import score as scored
 
     began = time.monotonic()
-    texts = [found.text for found in translator.translate([s for s, _ in pairs], config, batch_tokens=batch_tokens)]
+    texts = [
+        found.text
+        for found in translator.translate([s for s, _ in pairs], config, batch_tokens=batch_tokens, split=False)
+    ]
     seconds = time.monotonic() - began
     log_probs = translator.score(pairs)
     tokens = sum(map(len, log_probs))

@@ -67,6 +67,10 @@ def translate(
     shortlist: Annotated[
         bool, typer.Option("--shortlist", help="Look only at likely words: faster, a little less exact.")
     ] = False,
+    split: Annotated[
+        bool | None,
+        typer.Option("--split/--no-split", help="Translate sentence by sentence. Default: as the model was trained."),
+    ] = None,
     mbr: Annotated[int, typer.Option(min=0, help="Draw so many samples, give the one most like the others.")] = 0,
     quantize: Annotated[str, typer.Option(help="int8: weights in a quarter of the memory, on the CPU.")] = "",
     parts: Parts = None,
@@ -117,6 +121,7 @@ def translate(
             alignment=form in ("pharaoh", "words") or (as_json and alignment),
             history=history and as_json,
             replace_unknowns=replace_unknowns,
+            split=split,
         )
 
     with _reading(source) as lines, _writing(output) as out, _progress(source, output == "-") as advance:

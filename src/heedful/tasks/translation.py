@@ -1,5 +1,6 @@
 """Pairs of texts: read one, write the other. Translation, and every other sequence-to-sequence task."""
 
+import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,16 +20,19 @@ from heedful.data.store import Store
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.shortlist import Shortlist, learn
 from heedful.evaluation.metrics import quick_score, tokenization
+from heedful.files import write_text
 from heedful.model.architecture import Model, SequenceToSequence
 from heedful.objectives import Loss, cross_entropy, vocabulary_cross_entropy
 from heedful.tasks import Direction, Scores, Settings, State, TaskConfig, Together
 from heedful.text.bpe import MergingBpe
+from heedful.text.sentences import sentences
 from heedful.text.tokenizer import BYTES, Tokenizer
 from heedful.translator import Translator
 from heedful.translator import load as load_translator
 
 SCORED = 200  # sentences translated at a validation
 LEXICON, ALIGNED = 20_000, 200  # pairs to learn which words meet, and to try the heads on
+SPLIT = 2_000  # lines to see whether they are single sentences
 SHORTLISTED = 100_000  # pairs to learn a shortlist from
 GREEDY = GenerationConfig(num_beams=1)
 
@@ -137,11 +141,18 @@ class Translation:
         return Scores(numbers, shown)
 
     def finish(self, model: SequenceToSequence, folder: Path) -> None:
-        """The head that aligns best, and which words may come of which."""
+        """The head that aligns best, which words may come of which, and whether lines are single sentences."""
         aligner = self._choose_aligner(model)
         if aligner is not None:
             aligner.save(folder)
         self._learn_shortlist().save(folder)
+        write_text(folder / "sentences.json", json.dumps({"several": self._several()}))
+
+    def _several(self) -> float:
+        """The share of training lines with more than one sentence."""
+        rows = np.arange(min(SPLIT, len(self.train)))
+        texts = self.prepared.tokenizers[0].decode(self.train.rows(0, rows))
+        return sum(len(sentences(text)) > 1 for text in texts) / max(1, len(texts))
 
     def _choose_aligner(self, model: SequenceToSequence) -> Aligner | None:
         """By the validation pairs, with the words that meet in the first training pairs."""

@@ -30,11 +30,15 @@ def split(text: str, fits: Callable[[str], bool], *, most: int) -> list[str]:
     return [part.strip() for part in parts if part.strip()] or [""]
 
 
-def join(parts: Sequence[str]) -> str:
-    """With a space between two, unless both are in a script that does without."""
+def join(parts: Sequence[str], between: Sequence[str] = ()) -> str:
+    """As the parts of the source were joined (`between`: the white space after each), so that line breaks stay. Where
+    that was nothing or spaces: with a space, unless both are in a script that does without."""
     joined = "".join(parts[:1])
-    for before, part in pairwise(parts):
-        joined += part if UNSPACED.search(before) and UNSPACED.search(part) else f" {part}"
+    for place, (before, part) in enumerate(pairwise(parts)):
+        space = between[place] if place < len(between) else " "
+        if not space.strip(" "):
+            space = "" if UNSPACED.search(before) and UNSPACED.search(part) else space or " "
+        joined += space + part
     return joined
 
 
