@@ -81,6 +81,30 @@ def _umask() -> int:
         return mask
 
 
+@contextmanager
+def locked(path: Path, what: str) -> Iterator[None]:
+    """Hold a lock while the block runs; who comes second is told who holds it. A kill frees it."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise ValueError(
+                f"{what} is at work in {path.parent} already (process {holder}); wait for it, or stop it"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
 def write_text(path: Path, text: str) -> None:
     with in_place(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

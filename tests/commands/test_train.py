@@ -87,8 +87,8 @@ def test_asked_to_stop_it_saves_and_says_so(corpus, tmp_path, number):
                 run.send_signal(number)
                 break
         said = run.stderr.read()
-    assert run.returncode == 0
-    assert "saved; run the same command to go on" in said and "Traceback" not in said
+    assert run.returncode == 128 + number  # not a success: it is not through
+    assert "saved; rerun the same command to resume" in said and "Traceback" not in said
     stopped = max(int(path.name) for path in (out / "checkpoints").iterdir())
     assert 20 <= stopped < 100000
 
@@ -196,3 +196,43 @@ def test_nothing_connects_to_the_network(corpus, tmp_path):
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120, env=environment(corpus)
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_a_model_whose_checkpoints_are_gone_is_not_replaced(corpus, tmp_path):
+    import shutil
+
+    train(corpus, tmp_path / "run", "training.steps=20")
+    before = (tmp_path / "run" / "model.safetensors").read_bytes()
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    result = heedful(corpus, "train", corpus, "--out", tmp_path / "run", *SMALL, *STEPS, "training.steps=20")
+    assert result.returncode == 2 and "trained for 20 steps, but its checkpoints are gone" in result.stderr
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+
+
+def test_two_trainings_in_one_folder_are_one_too_many(corpus, tmp_path):
+    out = tmp_path / "run"
+    arguments = command("train", corpus, "--out", out, *SMALL, *STEPS, "training.steps=100000")
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment(corpus)) as first:
+        for line in first.stderr:
+            if line.startswith("step 20/"):
+                break
+        second = heedful(corpus, "train", corpus, "--out", out, *SMALL, *STEPS, "training.steps=100000")
+        first.kill()
+        first.stderr.read()
+    assert second.returncode == 2
+    assert f"another training is at work in {out} already (process {first.pid})" in second.stderr
+    train(corpus, out, "training.steps=30")  # a kill has freed it
+
+
+def test_held_out_pairs_are_kept_for_evaluate_and_training_pairs_are_said_to_be_that(corpus, tmp_path):
+    out = tmp_path / "run"
+    train(corpus, out, "training.steps=10")
+    kept = [line.split("\t") for line in (out / "test.tsv").read_text().splitlines()]
+    assert kept and {tuple(row) for row in kept} <= {
+        tuple(line.split("\t")) for line in corpus.read_text().splitlines()
+    }
+    result = heedful(corpus, "evaluate", out, "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["sentences"] == len(kept) and "trained on" not in result.stderr
+    result = heedful(corpus, "evaluate", out, corpus, "--json")
+    assert "is what" in result.stderr and "was trained on: these scores say nothing of new texts" in result.stderr

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL... TEST", help="Model folders, then the test pairs.")],
+    models: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="MODEL... [TEST]",
+            help="Model folders, then the test pairs; without, those that the first model's training kept out.",
+        ),
+    ],
     num_beams: Annotated[int, typer.Option("--num-beams", "--beam-size", "-b", help="1 = greedy.")] = 4,
     length_penalty: Annotated[float, typer.Option(help="Score / length^this.")] = 1.0,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens translated together.")] = 2048,
@@ -39,18 +45,18 @@ def evaluate(
 
     Examples:
 
+      heedful evaluate runs/my-model
+
       heedful evaluate runs/my-model test.tsv
 
       heedful evaluate runs/old runs/new test.tsv --markdown
     """
-    if len(models) < 2:
-        raise ValueError("give a model folder and a test file, such as: heedful evaluate runs/my-model test.tsv")
-    *folders, test = models
+    folders, test = _test_of(models)
     import heedful
     from heedful.checkpoint import read_config
 
-    if not test.is_file():
-        raise ValueError(f"there is no file {test}")
+    for folder in folders:
+        _say_if_trained_on(folder, test)
     asked: dict[str, Any] = {"quantize": quantize, "shortlist": shortlist, "streams": streams}
     options = {name: value for name, value in asked.items() if value}
     first = heedful.load(folders[0], **options)
@@ -90,6 +96,34 @@ def evaluate(
         print(_markdown(data))
     else:
         _print(data)
+
+
+def _test_of(models: list[Path]) -> tuple[list[Path], Path]:
+    """The model folders and the test file: the one given, or what the first model's training kept out."""
+    *folders, test = models
+    if test.is_dir():
+        folders, test = models, models[0] / "test.tsv"
+        if not test.is_file():
+            raise ValueError(f"{models[0]} has no test.tsv of its own; give a test file after the model")
+    elif not folders:
+        raise ValueError("give a model folder and a test file, such as: heedful evaluate runs/my-model test.tsv")
+    if not test.is_file():
+        raise ValueError(f"there is no file {test}")
+    return folders, test
+
+
+def _say_if_trained_on(folder: Path, test: Path) -> None:
+    """A score on what was trained on says nothing of new texts."""
+    from heedful.data.digest import file_digest
+
+    try:
+        trained = json.loads((folder / "asked.json").read_text(encoding="utf-8"))["data"]["train"]
+    except (OSError, ValueError, LookupError):
+        return
+    if file_digest(test) in trained:
+        print(
+            f"heedful: {test} is what {folder} was trained on: these scores say nothing of new texts", file=sys.stderr
+        )
 
 
 def score(

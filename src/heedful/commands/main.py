@@ -67,6 +67,8 @@ def main() -> None:
     keep_freed_memory()
     try:
         app()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (ValueError, OSError) as error:
         if os.environ.get("HEEDFUL_DEBUG"):
             raise

@@ -96,7 +96,10 @@ def train(
         else:
             scores = "  ".join(f"{name} {value:.3f}" for name, value in result.numbers.items())
             print(f"{out}: {scores}")
-    exit_now()
+    code = 128 + result.signal if result.signal else 0
+    exit_now(code)
+    if code:
+        raise typer.Exit(code)
 
 
 def _from_stdin(out: Path) -> Path:

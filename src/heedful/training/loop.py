@@ -78,7 +78,7 @@ class Trainer:
             self.module = torch.compile(self.module, dynamic=True)  # type: ignore[assignment]
         if world.size > 1:
             self.module = DistributedDataParallel(self.module)
-        self.stopped = False
+        self.stopped = 0  # the signal that asked for it
 
     @property
     def budget(self) -> int:
@@ -98,7 +98,7 @@ class Trainer:
                 ended = False
                 if step % self.config.validate_every == 0 or last:
                     ended = self._validate()
-                self.stopped = self.world.agree(self.stopped) if self.world.size > 1 else self.stopped
+                self.stopped = int(self.world.most(self.stopped)) if self.world.size > 1 else self.stopped
                 if step % self.config.save_every == 0 or last or ended or self.stopped:
                     self.save()
                 if last or ended or self.stopped:
@@ -315,7 +315,7 @@ class Trainer:
         def stop(number: int, frame: object) -> None:
             if self.stopped and number == signal.SIGINT:
                 raise KeyboardInterrupt
-            self.stopped = True
+            self.stopped = number
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

@@ -31,6 +31,14 @@ class World:
         dist.all_reduce(value)
         return value.item()
 
+    def most(self, number: float) -> float:
+        """The largest over all processes."""
+        if self.size == 1:
+            return number
+        value = torch.tensor(number, dtype=torch.float64, device=self.device)
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+        return value.item()
+
     def agree(self, flag: bool) -> bool:
         """True if it is so in any process: what all then do together."""
         return self.total(float(flag)) > 0
@@ -74,12 +82,12 @@ class World:
             dist.destroy_process_group()
 
 
-def exit_now() -> None:
+def exit_now(code: int = 0) -> None:
     """End one of several processes at once, its work being done: see `leave` for why not in the usual way."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(code)
 
 
 def join() -> World:

@@ -4,6 +4,7 @@ import json
 import resource
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ from safetensors.torch import load_file
 
 from heedful.checkpoint import average, newest, regular, set_aside
 from heedful.data.prepare import Inputs, Prepared, load_tokenizers, prepare, save_tokenizers
-from heedful.files import write_text
+from heedful.files import locked, write_text
 from heedful.model.architecture import Model
 from heedful.model.create import create
 from heedful.tasks import Settings, Task
 from heedful.training.card import card
-from heedful.training.journal import Journal
+from heedful.training.journal import Journal, read_metrics
 from heedful.training.loop import Trainer, load_trained
 from heedful.training.parallel import World, join
 from heedful.training.plan import fit_memory, parse_budget, plan, readable_words
@@ -37,6 +38,7 @@ class Result:
     folder: Path
     finished: bool
     numbers: dict[str, float]
+    signal: int = 0  # what stopped it
 
 
 def train(
@@ -52,6 +54,19 @@ def train(
     if budget:
         parse_budget(budget)
     world = join()
+    with locked(out / ".lock", "another training") if world.leads else nullcontext():
+        return _run(recipe, inputs, out, cache, budget, show, world)
+
+
+def _run(
+    recipe: Recipe,
+    inputs: Inputs,
+    out: Path,
+    cache: Path,
+    budget: str,
+    show: Callable[[Prepared, Recipe], None],
+    world: World,
+) -> Result:
     known = _earlier(out)
     asked = {"recipe": recipe.model_dump(mode="json"), "budget": budget, "data": inputs.digests(cache)}
     if recipe.start_from:
@@ -95,6 +110,8 @@ def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: Wor
     torch.manual_seed(recipe.seed)
     model = create(recipe.model, scheme=recipe.initialise)
     checkpoint = newest(out / "checkpoints", journal.say)
+    if checkpoint is None:
+        _refuse_to_replace(out, recipe)
     world.wait()
     if recipe.start_from and (checkpoint is None or recipe.training.freeze):  # frozen weights are in no checkpoint
         take_weights(model, Path(recipe.start_from), journal.say)
@@ -112,11 +129,21 @@ def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: Wor
         trainer.run()
     if trainer.stopped:
         journal.close()
-        journal.say(f"stopped after step {trainer.progress.step}, saved; run the same command to go on")
-        return Result(out, False, {})
+        journal.say(f"stopped after step {trainer.progress.step}, saved; rerun the same command to resume")
+        return Result(out, False, {}, trainer.stopped)
     numbers = _finish(trainer, recipe, prepared, out)
     world.wait()
     return Result(out, True, numbers)
+
+
+def _refuse_to_replace(out: Path, recipe: Recipe) -> None:
+    """Where a model stands but no checkpoint, starting over would lose it, unless it is from before the first one."""
+    steps = [int(line["step"]) for line in read_metrics(out) if "step" in line]
+    if (out / "model.safetensors").exists() and max(steps, default=0) >= recipe.training.save_every:
+        raise ValueError(
+            f"{out} holds a model trained for {max(steps):,} steps, but its checkpoints are gone, so training would "
+            "start over and replace it; choose another --out, or start from it: --start-from"
+        )
 
 
 def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> dict[str, float]:
@@ -216,10 +243,18 @@ def _prepare(
     if world.leads:
         if budget is not None:
             save_tokenizers(out, prepared.tokenizers)
+            _save_test(prepared, out)
             if prepared.labels:
                 write_text(out / "labels.json", json.dumps(prepared.labels, indent=2, ensure_ascii=False))
         world.wait()
     return prepared
+
+
+def _save_test(prepared: Prepared, out: Path) -> None:
+    """The rows that were kept out of training, for `heedful evaluate MODEL`."""
+    if prepared.has("test"):
+        rows = [[" ".join(cell.split()) for cell in row] for row in prepared.texts("test")]
+        write_text(out / "test.tsv", "".join("\t".join(row) + "\n" for row in rows))
 
 
 def _resolve(
