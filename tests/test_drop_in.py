@@ -68,6 +68,8 @@ def place(tmp_path_factory):
     rows = [(label, chance.choices(letters, k=chance.randint(2, 6))) for _ in range(100)
             for label, letters in (("low", "abcx"), ("high", "uvwx"))]  # fmt: skip
     (folder / "labelled.tsv").write_text("".join(f"{' '.join(text)}\t{label}\n" for label, text in rows))
+    (folder / "lines.txt").write_text("a b c\nu v w u\n\nb a b\n")
+    (folder / "book.txt").write_text("the quick brown fox jumps over the lazy dog\n\n" * 60)
     for name, recipe in (("judging", JUDGING), ("translating", TRANSLATING)):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
     return folder
@@ -155,8 +157,6 @@ def test_the_task_adds_to_the_folder_and_each_term_is_logged(judge):
 
 
 def test_it_has_learned_and_is_used_by_predict_and_evaluate(place, judge):
-    lines = "a b c\nu v w u\n\nb a b\n"
-    (place / "lines.txt").write_text(lines)
     result = run(place, "predict", judge, "-i", "lines.txt", "-o", "out.txt", "--parts", "my_parts")
     assert result.returncode == 0, result.stderr
     answers = (place / "out.txt").read_text().splitlines()
@@ -183,6 +183,60 @@ def test_only_attention_that_was_at_work_is_shown(place, translator):
     assert result.returncode == 2 and "this model's encoder attention has no weights to show" in result.stderr
 
 
+def test_an_architecture_of_ones_own_translates_and_is_planned_for(place):
+    """It keeps the contract of a sequence-to-sequence model and nothing more; aligned, inspected and scored as ours
+    is."""
+    model = {"kind": "small_pair", "width": 16}
+    stack = {"layers": 1, "attention": {"heads": 2}, "feedforward": {"hidden": 24}}
+    recipe = {**TRANSLATING, "model": {**model, "encoder": "gated", "decoder": stack}}
+    (place / "pair.yaml").write_text(yaml.safe_dump(recipe))
+    out = train(place, "pairs.tsv", "pair.yaml", "pair")
+    assert (out / "alignment.json").exists()
+    for words in (["translate", out, "-i", "lines.txt", "--format", "words"], ["inspect", out, "a b", "--json"],
+                  ["score", out, "pairs.tsv"], ["evaluate", out], ["params", "pair.yaml"]):  # fmt: skip
+        result = run(place, *words, *([] if words[0] == "params" else ["--parts", "my_parts"]))
+        assert result.returncode == 0 and result.stdout, result.stderr
+    train(place, "pairs.tsv", "pair.yaml", "planned", "--budget", "2s")
+
+
+def test_a_head_that_the_task_does_not_use_is_no_trouble_for_several_processes(place):
+    """The next token is learned; the head that judges has no gradient."""
+    words = ["task={kind: causal_lm, context: 16}", "training.steps=4", "training.batch_tokens=64"]
+    train(place, "book.txt", "judging.yaml", "unused-head", *words, processes=2)
+
+
+def test_parts_named_on_the_command_line_are_named_by_the_folder(place):
+    recipe = {key: value for key, value in JUDGING.items() if key != "parts"}
+    (place / "nameless.yaml").write_text(yaml.safe_dump(recipe))
+    out = train(place, "labelled.tsv", "nameless.yaml", "named", "--parts", "my_parts", "training.steps=2")
+    assert yaml.safe_load((out / "config.yaml").read_text())["parts"] == ["my_parts"]
+    result = run(place, "predict", out, "a b")
+    assert result.returncode == 2 and "needs parts that are not heedful's own (my_parts)" in result.stderr
+
+
+def test_load_takes_a_name_or_several(place, judge, monkeypatch):
+    monkeypatch.setattr(parts, "_packages", {})
+    monkeypatch.chdir(place)
+    for names in ("./my_parts", place / "my_parts", ["my_parts"]):
+        assert heedful.load(judge, parts=names).predict(["a b c"])[0]["text"] == "low"
+    assert parts.used() == ["my_parts"]
+
+
+@pytest.mark.parametrize("names", [5, ["a", 3], {"a": 1}])
+def test_parts_that_are_no_names_are_refused(judge, tmp_path, names):
+    shutil.copytree(judge, tmp_path / "copy")
+    config = yaml.safe_load((judge / "config.yaml").read_text())
+    (tmp_path / "copy" / "config.yaml").write_text(yaml.safe_dump({**config, "parts": names}))
+    with pytest.raises(ValueError, match="parts is a name or a list of names, not"):
+        heedful.load(tmp_path / "copy")
+
+
+def test_a_recipe_may_be_called_config(place, monkeypatch):
+    monkeypatch.setattr(parts, "_packages", {})
+    (place / "config.yaml").write_text(yaml.safe_dump(JUDGING))
+    assert read_recipe(str(place / "config.yaml")).parts == ("my_parts",)
+
+
 @pytest.mark.parametrize("name", ["judging", "translating"])
 def test_parameters_are_counted(place, used, name):
     config = read_recipe(str(place / f"{name}.yaml")).model
@@ -202,9 +256,9 @@ def test_parameters_are_counted(place, used, name):
     ({"model": {"decoder": {"position": "alibi"}}}, "decoder: attention fading does not support bias"),
     ({"model": {"decoder": {"position": "nearby"}}}, "decoder: attention fading does not support score"),
     ({"task": {"kind": "translation"}},
-     "task translation trains a sequence-to-sequence, but judge_and_writer is a judge-and-writer"),
+     "task translation trains sequence-to-sequence models, and judge_and_writer is not one"),
     ({"training": {"metric": "bleu"}}, "task judging has no metric 'bleu'; known: loss, accuracy"),
-    ({"task": {"kind": "judgeing"}}, "task: unknown tasks 'judgeing'; did you mean 'judging'?"),
+    ({"task": {"kind": "judgeing"}}, "task: unknown task 'judgeing'; did you mean 'judging'?"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused_with_a_remedy(used, change, text):
     from heedful.training.recipe import merge
@@ -307,7 +361,7 @@ def test_each_process_carries_a_state_of_its_own(place):
     for name in ("README.md", "checkpoints/20"):  # as if it had been killed after step 10
         shutil.rmtree(out / name, ignore_errors=True)
     result = run(place, "train", "labelled.tsv", "--recipe", "judging.yaml", "--out", out, *words)
-    assert result.returncode == 2 and "was begun with 2 processes" in result.stderr
+    assert result.returncode == 2 and "was started with 2 processes" in result.stderr
     again = train(place, "labelled.tsv", "judging.yaml", "two-states", *words, processes=2)
     resumed = load_file(again / "checkpoints" / "20" / "task.1.safetensors")
     assert torch.equal(resumed["0/share"], second["0/share"])
@@ -369,6 +423,14 @@ def test_names_that_clash_are_refused(used, tmp_path):
         parts.use(str(tmp_path / "theirs"))
     with pytest.raises(ValueError, match="there are no parts 'nowhere': neither a folder nor an installed package"):
         parts.use("nowhere")
+
+
+def test_a_broken_folder_does_not_vanish(used, tmp_path):
+    folder = tmp_path / "torn" / "attention"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("import nothing_of_that_name\n")
+    with pytest.raises(ValueError, match="cannot be used: No module named 'nothing_of_that_name'"):
+        parts.use(str(tmp_path / "torn"))
 
 
 def test_a_helper_is_no_kind_and_a_broken_part_is_said_in_one_line(used, tmp_path):

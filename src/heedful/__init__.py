@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 __version__ = "0.2.0.dev0"
 
 
-def load(folder: "str | Path", *others: "str | Path", parts: "Sequence[str | Path]" = (), **options: "Any") -> "Any":
+def load(
+    folder: "str | Path", *others: "str | Path", parts: "str | Path | Sequence[str | Path]" = (), **options: "Any"
+) -> "Any":
     """What is in a model folder, ready to use: what the task that trained it gives, such as a `Translator` (of several
     folders, their ensemble) or a `Generator`. `parts`: folders of parts of your own that it needs; naming them lets
     their code run.
@@ -24,7 +26,7 @@ def load(folder: "str | Path", *others: "str | Path", parts: "Sequence[str | Pat
     from heedful.config import parse
     from heedful.tasks import TaskConfig
 
-    for name in parts:
+    for name in [parts] if isinstance(parts, str | Path) else parts:
         own_parts.use(str(name))
     task = parse(TaskConfig, read_config(Path(folder)).get("task") or "translation")
     return task.open(Path(folder), *(Path(other) for other in others), **options)

@@ -121,7 +121,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not isinstance(data, dict) or "model" not in data:
         raise ValueError(f"{path} says nothing of a model")
-    parts.require(data.get("parts") or [], place=str(folder))
+    parts.require(parts.listed(data.get("parts")), place=str(folder))
     return data
 
 

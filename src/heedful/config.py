@@ -74,7 +74,7 @@ class PartConfig(Config):
             return part_config(cls, str(data.get("kind", cls.default))).model_validate(data)
         own = cls.__module__.rpartition(".")[2]
         if data.get("kind", own) != own:
-            raise ValueError(f"only {own} will do here, not {data['kind']!r}")
+            raise ValueError(f"this must be {own}, not {data['kind']!r}")
         return handler({key: value for key, value in data.items() if key != "kind"})
 
     @model_serializer(mode="wrap")
@@ -92,7 +92,7 @@ def part_config(contract: type[ConfigT], kind: str) -> type[ConfigT]:
     folder: str = contract.folder  # type: ignore[attr-defined]
     known = parts.modules(folder)
     if kind not in known:
-        what = folder.rpartition("/")[2]
+        what = folder.rpartition("/")[2].removesuffix("s")
         raise ValueError(f"unknown {what} {kind!r}{did_you_mean(kind, sorted(known))}")
     module = parts.load(known[kind])
     found = [

@@ -27,10 +27,10 @@ def use(name: str) -> str:
     """Make the parts of a folder, or of an installed package, known; gives the name by which a model folder will ask
     for them: the folder's own, or the package's."""
     path = Path(name)
-    if path.is_dir():
+    if name and path.is_dir():
         found, package = path.resolve().name, _package_of(path.resolve())
     else:
-        entries = {entry.name: entry.value for entry in metadata.entry_points(group=GROUP)}
+        entries = {entry.name: entry.module for entry in metadata.entry_points(group=GROUP)}
         if name not in entries:
             raise ValueError(
                 f"there are no parts {name!r}: neither a folder nor an installed package with an entry point in {GROUP}"
@@ -43,6 +43,17 @@ def use(name: str) -> str:
         raise ValueError(f"{name}: {kind} has the name of one of heedful's own parts ({own}); rename the file")
     _packages[found] = package
     return found
+
+
+def listed(names: object) -> list[str]:
+    """What a recipe or a model folder says under `parts`: a name, or a list of them."""
+    if names is None or names == "":
+        return []
+    if isinstance(names, str):
+        return [names]
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+        return list(names)
+    raise ValueError(f"parts is a name or a list of names, not {names!r}")
 
 
 def used() -> list[str]:
@@ -87,8 +98,10 @@ def load(module: str) -> ModuleType:
 def _names(package: str) -> dict[str, str]:
     try:
         path = importlib.import_module(package).__path__
-    except ModuleNotFoundError:
-        return {}
+    except ModuleNotFoundError as error:
+        if error.name is not None and (package == error.name or package.startswith(f"{error.name}.")):
+            return {}  # it has no such folder
+        raise ValueError(f"{package} cannot be used: {error}") from error
     names = (module.name for module in pkgutil.iter_modules(path))
     return {name: f"{package}.{name}" for name in names if not name.startswith("_")}
 

@@ -52,7 +52,7 @@ def test_a_label_that_training_has_not_is_left_out_and_counted(tmp_path):
 
 def test_tags_go_with_words_one_by_one(tmp_path):
     file = write(tmp_path / "t.tsv", [("the cat", "D N")] * 30 + [("a dog barks", "D N")])
-    assert rows(file, TAGGED)[-1] == "not one of tags for each word"
+    assert rows(file, TAGGED)[-1] == "tags: not as many as words"
     prepared = made(tmp_path, file, TAGGED)
     assert prepared.labels == {"tags": ["D", "N"]}
     assert [row.tolist() for row in prepared.store("train").rows(1, np.arange(2))] == [[0, 1], [0, 1]]
@@ -83,7 +83,7 @@ def test_jsonl_is_read_by_the_names_of_the_columns(tmp_path):
 
 def test_rows_that_cannot_be_used_are_told(tmp_path):
     file = write(tmp_path / "l.tsv", [("a", "x", "more"), ("alone",), ("b", " "), (" ", "y")])
-    assert rows(file, LABELLED) == [("a", "x"), "only one column", "empty label", "empty side"]
+    assert rows(file, LABELLED) == [("a", "x"), "only one column", "empty label", "empty text"]
     three = (*LABELLED, Column("other"))
     assert rows(file, three)[0] == ("a", "x", "more") and rows(file, three)[2] == "only 2 columns"
 
@@ -105,3 +105,54 @@ def test_faults_keep_their_line_numbers(tmp_path):
     file = write(tmp_path / "l.tsv", [("a", "x"), ("b",)])
     (fault,) = [line for line in read_rows([file], LABELLED) if isinstance(line, Fault)]
     assert (fault.file, fault.number) == ("l.tsv", 2)
+
+
+def test_held_out_rows_are_chosen_by_their_text_wherever_it_stands(tmp_path):
+    columns = (Column("label", "label"), Column("text"))
+    file = write(tmp_path / "l.tsv", [("ab"[n % 2], f"text number {n}") for n in range(400)])
+    prepared = made(tmp_path, file, columns)
+    assert prepared.has("valid") and prepared.has("test")
+    assert {label for label, _ in prepared.texts("valid")} == {"a", "b"}
+
+
+def test_tags_are_counted_against_the_text_wherever_it_stands(tmp_path):
+    columns = (Column("label", "label"), Column("text"), Column("tags", "tags"))
+    file = write(tmp_path / "t.tsv", [("x", "the cat", "D N"), ("x", "the cat", "D")])
+    assert rows(file, columns) == [("x", "the cat", "D N"), "tags: not as many as words"]
+
+
+def test_rows_without_any_text_are_prepared_too(tmp_path):
+    columns = (Column("image", "raw"), Column("label", "label"))
+    file = write(tmp_path / "i.tsv", [(f"pictures/{n}.png", "ab"[n % 2]) for n in range(60)])
+    for _ in range(2):  # made, and found again
+        prepared = made(tmp_path, file, columns)
+        assert prepared.tokenizers == [] and prepared.has("valid")
+        (row,) = prepared.store("train").rows(0, np.arange(1))
+        assert bytes(row.tolist()).decode().startswith("pictures/")
+
+
+def test_raw_cells_do_not_make_a_batch_small(tmp_path):
+    from heedful.data import batches
+
+    columns = (Column("text"), Column("span", "raw"))
+    file = write(tmp_path / "r.tsv", [(f"t{n}", "x" * 400) for n in range(200)])
+    store = made(tmp_path, file, columns).store("train")
+    assert max(map(len, batches.epoch(store, budget=200, seed=0, number=0))) > 20
+
+
+def test_three_texts_share_a_tokenizer(tmp_path):
+    columns = (Column("a"), Column("b"), Column("c"))
+    file = write(tmp_path / "t.tsv", [(f"x{n}", f"y{n}", f"z{n}") for n in range(30)])
+    inputs = Inputs((file,), columns=columns)
+    with pytest.raises(ValueError, match="tokenizer.joint=false is for pairs, but there are 3 texts in a row"):
+        prepare(inputs, DataConfig(), TokenizerConfig(kind="character", joint=False), cache=tmp_path / "cache")
+    first, second = (prepare(inputs, DataConfig(), CHARACTERS, cache=tmp_path / "cache") for _ in range(2))
+    assert first.folder == second.folder and len(second.tokenizers) == 3
+
+
+def test_a_tokenizer_that_lacks_what_the_task_needs_is_refused(tmp_path):
+    file = write(tmp_path / "l.tsv", [(f"text {n}", "ab"[n % 2]) for n in range(30)])
+    given = made(tmp_path, file, LABELLED).tokenizers
+    inputs = Inputs((file,), columns=LABELLED)
+    with pytest.raises(ValueError, match="the task needs the special tokens <mask>, which this tokenizer has not"):
+        prepare(inputs, DataConfig(), CHARACTERS, cache=tmp_path / "c", given=given, specials=["<cls>", "<mask>"])

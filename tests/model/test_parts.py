@@ -342,3 +342,28 @@ def test_a_mix_may_have_projections_of_its_own():
     attention(x, sight=Sight(Mask()))
     query, key, value = attention.mix.seen
     assert torch.equal(query, key) and not torch.equal(key, value)
+
+
+def test_a_buffer_that_is_in_no_file_is_refused(monkeypatch):
+    config = EncoderOnlyConfig(vocab=17, width=WIDTH, encoder=SMALL)
+    build = type(config).build
+
+    def with_buffer(self):
+        model = build(self)
+        model.register_buffer("waves", torch.zeros(3), persistent=False)
+        return model
+
+    monkeypatch.setattr(type(config), "build", with_buffer)
+    with pytest.raises(TypeError, match="the buffer waves is not persistent, so it would be lost"):
+        create(config)
+
+
+def test_positions_that_were_never_learned_are_refused_however_they_are_counted():
+    learned = {**SMALL.model_dump(), "position": {"kind": "learned", "length": 5}}
+    model = create(DecoderOnlyConfig(vocab=17, width=WIDTH, decoder=learned))
+    text = torch.zeros(1, 8, dtype=torch.long)
+    assert model(text, segments=torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])).shape == (1, 8, 17)
+    with pytest.raises(ValueError, match="8 tokens, but this model learned 5 positions"):
+        model(text, segments=torch.zeros(1, 8, dtype=torch.long))
+    with pytest.raises(ValueError, match="9 tokens, but this model learned 5 positions"):
+        model(text, positions=torch.arange(1, 9)[None])

@@ -251,3 +251,20 @@ def test_a_file_is_taken_as_it_is(tmp_path):
     config = TokenizerConfig(file=str(tmp_path / "their.json"))
     prepared = prepare(inputs, DataConfig(), config, cache=tmp_path / "cache")
     assert prepared.tokenizers[0].token_ids() == Tokenizer.load(tmp_path / "their.json").token_ids()
+
+
+def test_the_vocabulary_reaches_to_the_largest_id(tmp_path):
+    backend = Backend(models.WordLevel({"a": 0, "b": 7, "<unk>": 1}, unk_token="<unk>"))
+    assert save(backend, tmp_path / "tokenizer.json").vocab == 8
+
+
+def test_two_tokenizers_in_a_folder_keep_their_own_names(tmp_path):
+    first = Tokenizer(Backend.from_str(byte_level(tmp_path / "a.json")._backend.to_str()), {"eos": "<|endoftext|>"})
+    special = ["<unk>", "<s>", "</s>", "zh_CN"]
+    second = Tokenizer(
+        Backend.from_str(sentencepiece(tmp_path / "b.json", special)._backend.to_str()), {"eos": "zh_CN"}
+    )
+    first.save(tmp_path / "source_tokenizer.json")
+    second.save(tmp_path / "tokenizer.json")
+    assert Tokenizer.load(tmp_path / "source_tokenizer.json").eos == first.eos
+    assert Tokenizer.load(tmp_path / "tokenizer.json").eos == 3

@@ -3,11 +3,13 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from heedful.checkpoint import average, load_model, newest, save_checkpoint, steps
+from heedful.config import kinds
 from heedful.data.columns import DOCUMENT
 from heedful.data.prepare import Inputs
 from heedful.training import loop
@@ -438,3 +440,51 @@ def test_language_keys_may_be_set_afterwards(corpus, tmp_path):
     run(corpus, tmp_path / "run", "training.steps=4", "data.target_language=de")
     assert read_config(tmp_path / "run")["data"]["target_language"] == "de"
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("position", kinds("model/position"))
+def test_computing_layers_again_changes_nothing_whatever_the_position(corpus, tmp_path, position):
+    """What a position adds to the scores is shared by the layers, so it must not be made inside one of them."""
+    steps = [f"model.encoder.position={position}", f"model.decoder.position={position}", "training.steps=3",
+             "training.log_every=1", "model.encoder.layers=2", "training.samples=0", "data.max_length=64"]  # fmt: skip
+    run(corpus, tmp_path / "plain", *steps)
+    run(corpus, tmp_path / "again", *steps, "training.recompute=true")
+    assert losses(tmp_path / "again") == pytest.approx(losses(tmp_path / "plain"), abs=1e-5)
+
+
+def test_a_text_is_one_segment_where_one_token_begins_and_ends_it(tmp_path):
+    """GPT-2's <|endoftext|>."""
+    from heedful.tasks.causal_lm import CausalLm
+
+    class Marks:
+        bos = eos = 7
+
+    task = CausalLm.__new__(CausalLm)
+    task.packed, task.tokenizer = True, Marks()
+
+    class Rows:
+        tokens = (np.array([1, 2, 3, 4], dtype=np.uint16),)
+
+        def __len__(self):
+            return 2
+
+        def rows(self, column, numbers):
+            return [np.array([1, 2], dtype=np.uint16), np.array([3, 4], dtype=np.uint16)]
+
+    stream = task._stream(Rows())
+    assert stream.tolist() == [7, 1, 2, 7, 3, 4]
+    assert task._windows(stream, np.array([0]), 5).segments.tolist() == [[1, 1, 1, 2, 2]]
+
+
+def test_the_running_average_of_weights_copies_whole_numbers(corpus, tmp_path, monkeypatch):
+    from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
+
+    build = EncoderDecoderConfig.build
+
+    def with_counter(self):
+        model = build(self)
+        model.register_buffer("seen", torch.tensor(3))
+        return model
+
+    monkeypatch.setattr(EncoderDecoderConfig, "build", with_counter)
+    run(corpus, tmp_path / "run", "training.ema=0.9", "training.steps=3")

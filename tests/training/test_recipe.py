@@ -49,9 +49,9 @@ def test_keys_change_on_the_command_line():
         (
             "tiny",
             ["task=causal_lm"],
-            "task causal_lm trains a language-model, but encoder_decoder is a sequence-to-sequence",
+            "task causal_lm trains language-model models, and encoder_decoder is not one",
         ),
-        ("tiny", ["task=translaton"], "task: unknown tasks 'translaton'; did you mean 'translation'?"),
+        ("tiny", ["task=translaton"], "task: unknown task 'translaton'; did you mean 'translation'?"),
         ("tiny", ["tokenizer.joint=false"], "two vocabularies cannot share one table; set model.tie=output"),
         (
             "char-gpt",
@@ -170,3 +170,17 @@ def test_a_short_budget_reads_fewer_words_and_wants_a_smaller_vocabulary():
     assert readable_words("5000steps", "tiny", world) == 0
     short, long = readable_words("1m", "tiny", world), readable_words("64m", "tiny", world)
     assert short & (short - 1) == 0 and long > 8 * short
+
+
+@pytest.mark.parametrize(("changes", "key", "value"), [
+    (["tokenizer.vocab=8000", "tokenizer.kind=unigram"], "tokenizer.vocab", 8000),
+    (["tokenizer.kind=unigram", "tokenizer.vocab=700"], "tokenizer.kind", "unigram"),
+    (["model.encoder.norm.eps=0.01", "model.encoder.norm.kind=rms"], "model.encoder.norm.eps", 0.01),
+    (["model.encoder.layers=2", "model.encoder.kind=transformer"], "model.encoder.layers", 2),
+    (["task.kind=translation", "model.width=64"], "model.width", 64),
+])  # fmt: skip
+def test_naming_a_kind_keeps_the_other_keys(changes, key, value):
+    found = read_recipe("tiny", changes)
+    for name in key.split("."):
+        found = getattr(found, name)
+    assert found == value

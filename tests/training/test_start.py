@@ -149,3 +149,25 @@ def test_a_hugging_face_folder_goes_on_with_its_own_tokenizer(place, tmp_path):
         torch.testing.assert_close(generator.model(tokens), theirs.eval()(tokens).logits, atol=1e-4, rtol=1e-4)
     recorded = json.loads((tmp_path / "run" / "asked.json").read_text())
     assert recorded["start"]
+
+
+def test_another_tokenizer_than_that_of_the_weights_is_refused(place, corpus, base, tmp_path):
+    from heedful.text.tokenizer import TokenizerConfig, train_tokenizer
+
+    train_tokenizer(["x y z"], TokenizerConfig(kind="character"), vocab=0).save(tmp_path / "other.json")
+    with pytest.raises(ValueError, match="the weights of start_from belong to its own tokenizer"):
+        begin(place, corpus, "other", base, f"tokenizer.file={tmp_path / 'other.json'}")
+    begin(place, corpus, "same", base, f"tokenizer.file={base / 'tokenizer.json'}")
+
+
+def test_the_kind_of_model_may_be_written_out(base):
+    written = read_recipe("tiny", [f"start_from={base}", "model.kind=encoder_decoder", "model.head.bias=true"])
+    assert written.model.width == 16 and written.model.head.bias
+
+
+def test_what_is_left_out_is_named_by_its_layer(base):
+    said = []
+    recipe = read_recipe("tiny", [f"start_from={base}"])
+    model = recipe.model.model_copy(update={"decoder": recipe.model.decoder.model_copy(update={"layers": 2})})
+    with pytest.raises(ValueError, match="it has no decoder.layers.1"):
+        take_weights(create(model), base, said.append)

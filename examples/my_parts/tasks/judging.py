@@ -20,7 +20,7 @@ from heedful.data.padding import pad
 from heedful.data.prepare import Prepared, load_tokenizers
 from heedful.files import write_text
 from heedful.objectives import Loss, Term, cross_entropy
-from heedful.tasks import Direction, Scores, Settings, State, TaskConfig, Together
+from heedful.tasks import Direction, Processes, Scores, Settings, State, TaskConfig
 from heedful.text.tokenizer import Tokenizer
 
 from ..architecture.judge_and_writer import JudgeAndWriter
@@ -102,7 +102,7 @@ class Judging:
         return Loss({"words": words, "labels": labels}, state={"share": share} if self.config.balanced else {})
 
     @torch.inference_mode()
-    def evaluate(self, model: JudgeAndWriter, *, budget: int, samples: int, world: Together) -> Scores:
+    def evaluate(self, model: JudgeAndWriter, *, budget: int, samples: int, world: Processes) -> Scores:
         total, right, count = 0.0, 0, 0
         for rows in list(batches.in_order(self.valid, budget=budget))[world.rank :: world.size]:
             batch = self._batch(self.valid, rows).to(model.device)

@@ -55,11 +55,11 @@ def evaluate(
     import heedful
     from heedful.checkpoint import read_config
 
-    for folder in folders:
-        _say_if_trained_on(folder, test)
     asked: dict[str, Any] = {"quantize": quantize, "shortlist": shortlist, "streams": streams}
     options = {name: value for name, value in asked.items() if value}
     first = heedful.load(folders[0], **options)
+    for folder in folders:
+        _say_if_trained_on(folder, test)
     from heedful.translator import Translator, load
 
     if not isinstance(first, Translator):

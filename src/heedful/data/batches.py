@@ -72,7 +72,7 @@ def padding(store: Store, *, budget: int) -> float:
     """The share of a batch's places that hold no token, over all columns, in one epoch."""
     real = places = 0
     for batch in epoch(store, budget=budget, seed=0, number=0):
-        for column in range(store.columns):
+        for column in store.counted:
             lengths = np.array([len(row) for row in store.rows(column, batch)])
             real += int(lengths.sum())
             places += len(lengths) * int(lengths.max())
@@ -98,7 +98,6 @@ def _window(store: Store, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The rows of these blocks and their lengths: rows columns."""
     spans = [(int(block) * BLOCK, min(len(store), (int(block) + 1) * BLOCK)) for block in blocks]
     rows = np.concatenate([np.arange(start, end) for start, end in spans]) if spans else np.empty(0, dtype=np.int64)
-    columns = [
-        np.concatenate([store.lengths(column, start, end) for start, end in spans]) for column in range(store.columns)
-    ]
+    columns = [np.concatenate([store.lengths(column, start, end) for start, end in spans]) for column in store.counted]
+    columns = columns or [np.zeros(len(rows), dtype=np.int64)]
     return rows, np.stack(columns, axis=1) + 1  # the token that starts or ends a text

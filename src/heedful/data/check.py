@@ -107,7 +107,8 @@ def check(
         else:
             report.skipped.setdefault(f"{line.reason}, in validation or test", Finding()).add(line.file, line.number)
     exact = {line.texts for line in elsewhere}
-    nearly = {near(line.texts[0]) for line in elsewhere}
+    first = next((place for place, column in enumerate(columns) if column.is_text), 0)
+    nearly = {near(line.texts[first]) for line in elsewhere}
     duplicates, ratios = _Distinct(), _Ratios()
     for line in lines:
         report.lines += 1
@@ -131,15 +132,17 @@ def check(
         duplicates.add("\t".join(line.texts))
         if pairs:
             ratios.add(line)
-        for name in _oddities(line, exact, nearly, pairs):
+        for name in _oddities(line, exact, nearly, pairs, first):
             report.noticed.setdefault(name, Finding()).add(line.file, line.number)
+    repeated = duplicates.repeated()
+    if pairs or repeated:
+        report.noticed["duplicate pairs" if pairs else "duplicate rows"] = Finding(repeated)
     if pairs:
-        report.noticed["duplicate pairs"] = Finding(duplicates.repeated())
         report.noticed["unlikely length ratio (swapped or misaligned?)"] = ratios.suspects()
     return report
 
 
-def _oddities(line: Line, exact: set[tuple[str, ...]], nearly: set[str], pairs: bool) -> list[str]:
+def _oddities(line: Line, exact: set[tuple[str, ...]], nearly: set[str], pairs: bool, first: int) -> list[str]:
     text = "\n".join(line.texts)
     found = []
     if pairs and line.texts[0] == line.texts[1]:
@@ -150,7 +153,7 @@ def _oddities(line: Line, exact: set[tuple[str, ...]], nearly: set[str], pairs: 
         found.append("control characters")
     if line.texts in exact:
         found.append("also in validation or test")
-    elif nearly and near(line.texts[0]) in nearly:
+    elif nearly and near(line.texts[first]) in nearly:
         found.append("source nearly as in validation or test")
     return found
 

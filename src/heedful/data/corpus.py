@@ -216,12 +216,12 @@ def _recoded_lines(file: Path, opened: IO[bytes], encoding: str) -> Iterator[tup
 
 def _row(file: str, number: int, cells: Sequence[str], columns: Sequence[Column]) -> Line | Fault:
     cells = tuple(cell if column.kind == "raw" else cell.strip() for cell, column in zip(cells, columns, strict=True))
+    words = next((len(cell.split()) for cell, column in zip(cells, columns, strict=True) if column.is_text), 0)
     for cell, column in zip(cells, columns, strict=True):
         if not cell and column.kind != "raw":
-            return Fault(file, number, "empty side" if column.is_text else f"empty {column.name}")
-        words = len(cells[0].split())
+            return Fault(file, number, "empty side" if is_pair(columns) else f"empty {column.name}")
         if column.kind == "tags" and len(cell.split()) != words:
-            return Fault(file, number, f"not one of {column.name} for each word")
+            return Fault(file, number, f"{column.name}: not as many as words")
     return Line(file, number, cells)
 
 

@@ -88,7 +88,10 @@ class Prepared:
     columns: Columns = PAIR
 
     def store(self, split: str) -> Store:
-        return Store(self.folder, split, columns=len(self.columns), vocab=_largest(self.tokenizers))
+        counted = [place for place, column in enumerate(self.columns) if column.kind != "raw"]
+        return Store(
+            self.folder, split, columns=len(self.columns), vocab=_largest(self.tokenizers), counted=tuple(counted)
+        )
 
     @property
     def labels(self) -> dict[str, list[str]]:
@@ -126,10 +129,15 @@ def prepare(
     content = {**content, "fields": list(inputs.fields)} if inputs.fields else content
     tokenizers_key = _key(content, columns, how, data.held_out, words, list(specials))
     texts = sum(column.is_text for column in inputs.columns)
+    if texts > 2 and not config.joint:
+        raise ValueError(f"tokenizer.joint=false is for pairs, but there are {texts} texts in a row; they share one")
     if given is None and config.file:
         given = [Tokenizer.load(Path(config.file))] * texts
+    if given is not None:
+        _refuse_missing(specials, given)
     report: Report | None = None
-    tokenizers = given or _load_tokenizers(cache / "tokenizers" / tokenizers_key, texts)
+    tokenizers = _load_tokenizers(cache / "tokenizers" / tokenizers_key, texts) if given is None and texts else given
+    tokenizers = [] if not texts else tokenizers
     if tokenizers is None:
         notify("looking over the corpus")
         report = look_over(inputs)
@@ -186,6 +194,7 @@ class _Split:
         wanted = data.held_out or min(1000, max(1, usable // 50))
         self.missing = [split for split in SPLITS[1:] if not getattr(inputs, split)]
         self.rows = not is_document(inputs.columns)
+        self.texts = [place for place, column in enumerate(inputs.columns) if column.is_text][:1]
         if "valid" not in self.missing or (self.rows and usable < 20):  # nothing to hold out, or too few
             self.missing = []
         self.share = min(0.2, wanted / usable)
@@ -201,8 +210,9 @@ class _Split:
         return [(split, Line(line.file, line.number, (part,))) for split, part in parts if part]
 
     def _of_row(self, line: Line) -> str:
-        """First cells that differ only in case, spaces and punctuation stay together."""
-        source = near(line.texts[0]) or line.texts[0]
+        """Rows whose first texts differ only in case, spaces and punctuation stay together."""
+        told = [line.texts[place] for place in self.texts] or ["\t".join(line.texts)]
+        source = near(told[0]) or told[0]
         place = int.from_bytes(blake2b(source.encode(), digest_size=8).digest()) / 2**64
         index = int(place / self.share)
         return self.missing[index] if index < len(self.missing) else "train"
@@ -241,6 +251,14 @@ def _train_tokenizers(
     return [train([column]) for column in columns]
 
 
+def _refuse_missing(specials: Sequence[str], tokenizers: Sequence[Tokenizer]) -> None:
+    """A tokenizer that was not trained for the task may lack what the task needs."""
+    for tokenizer in tokenizers:
+        missing = [special for special in specials if not tokenizer.has(special)]
+        if missing:
+            raise ValueError(f"the task needs the special tokens {', '.join(missing)}, which this tokenizer has not")
+
+
 def _load_tokenizers(folder: Path, columns: int) -> list[Tokenizer] | None:
     if not (folder / "tokenizer.json").exists():
         return None
@@ -254,15 +272,20 @@ def _keep_tokenizers(folder: Path, tokenizers: list[Tokenizer]) -> None:
 
 def save_tokenizers(folder: Path, tokenizers: list[Tokenizer]) -> None:
     """tokenizer.json serves the target, and the source too unless it has one of its own. Written last, it completes."""
+    if not tokenizers:
+        return
     if tokenizers[0] is not tokenizers[-1]:
         tokenizers[0].save(folder / "source_tokenizer.json")
     tokenizers[-1].save(folder / "tokenizer.json")
 
 
 def load_tokenizers(folder: Path, *, columns: int) -> list[Tokenizer]:
+    """For so many columns of text: the source's own, where there is one, for the first; the target's for the others."""
+    if not columns:
+        return []
     last = Tokenizer.load(folder / "tokenizer.json")
     own = folder / "source_tokenizer.json"
-    return [Tokenizer.load(own) if own.exists() else last, *[last] * max(1, columns - 1)][-columns:] if columns else []
+    return [Tokenizer.load(own) if own.exists() and columns > 1 else last, *[last] * (columns - 1)]
 
 
 def _build(
@@ -345,7 +368,7 @@ class _Builder:
         self.unknown_labels += len(lines) - len(known)
         lines = known
         columns = self._encoded(lines)
-        if not is_document(self.inputs.columns):
+        if self.texts and not is_document(self.inputs.columns):
             limit = None if split == "test" else self.data.max_length
             keep = [
                 all(row and (limit is None or len(row) <= limit) for row in rows)

@@ -45,12 +45,15 @@ class StoreWriter:
 class Store:
     """A finished store, read through the memory map."""
 
-    def __init__(self, folder: Path, split: str, *, columns: int, vocab: int) -> None:
+    def __init__(
+        self, folder: Path, split: str, *, columns: int, vocab: int, counted: tuple[int, ...] | None = None
+    ) -> None:
         kind = np.uint16 if vocab <= 1 << 16 else np.uint32
         self._maps: list[mmap.mmap] = []
         self.tokens = [self._open(folder / f"{split}.{column}.tokens", kind) for column in range(columns)]
         self.offsets = [self._open(folder / f"{split}.{column}.offsets", np.uint64) for column in range(columns)]
         self.columns = columns
+        self.counted = tuple(range(columns)) if counted is None else counted  # whose lengths make the size of a row
 
     def __len__(self) -> int:
         return len(self.offsets[0]) - 1

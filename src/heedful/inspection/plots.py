@@ -32,7 +32,7 @@ def draw_training(folder: Path) -> Path:
     lines = read_metrics(folder)
     steps = [line for line in lines if "loss" in line]
     valid = [line for line in lines if "valid" in line]
-    scores = [name for name in ("bleu", "chrf", "accuracy") if valid and name in valid[0]["valid"]]
+    scores = [name for name in (valid[0]["valid"] if valid else ()) if name not in ("loss", "bits_per_byte", "exact")]
     figure, (loss, score, rate) = pyplot.subplots(3, 1, figsize=(8, 9), sharex=True, constrained_layout=True)
     _line(loss, steps, [line["loss"] for line in steps], "training", alpha=0.6)
     _line(loss, valid, [line["valid"]["loss"] for line in valid], "validation", marker="o")

@@ -14,6 +14,7 @@ def create(config: ArchitectureConfig, *, scheme: Scheme = "xavier", device: tor
     """A model with its first weights: filled with NaN, then by each part, then looked through for what is left of
     it."""
     model = layout(config)
+    _refuse_unsaved(model)
     # As `to_empty` does it, which would import a library for symbolic mathematics: half a second and 40 MB.
     model._apply(lambda meta: _unset(meta, device))
     initialise(model, scheme)
@@ -30,6 +31,14 @@ def layout(config: ArchitectureConfig) -> Model:
 def _unset(meta: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     empty = torch.empty(meta.shape, dtype=meta.dtype, device=device)
     return empty.fill_(torch.nan) if empty.is_floating_point() else empty.zero_()
+
+
+def _refuse_unsaved(model: Model) -> None:
+    """A buffer that is in no file would be missing where the model is opened."""
+    saved = model.state_dict()
+    for name, _ in model.named_buffers():
+        if name not in saved:
+            raise TypeError(f"the buffer {name} is not persistent, so it would be lost; compute it when it is needed")
 
 
 def _refuse_unset(model: Model) -> None:

@@ -23,7 +23,7 @@ Scheme = Literal["xavier", "gpt2", "bert", "t5"]
 def initialise(model: nn.Module, scheme: Scheme) -> None:
     """Norms to one, biases to zero, and every matrix as the scheme says."""
     for module in model.modules():
-        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.weight is not None:
             nn.init.ones_(module.weight)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -78,8 +78,8 @@ def _t5(model: nn.Module) -> None:
         if name.endswith("position.weight"):
             nn.init.normal_(parameter, std=_width(model) ** -0.5)
     for module in model.modules():
-        if isinstance(module, SelfAttention):
-            module.query_key_value.part_weights()[0].mul_(module.head**-0.5)
+        if isinstance(module, SelfAttention) and "query" in module.names:
+            module.query_key_value.part_weights()[module.names.index("query")].mul_(module.head**-0.5)
         elif isinstance(module, CrossAttention):
             module.query.weight.mul_(module.head**-0.5)
 

@@ -24,10 +24,11 @@ class Recorded:
     query: Tensor  # batch heads query head
     key: Tensor  # batch kv_heads key head
     sight: Sight
+    others: tuple[Tensor, ...] = ()
 
     def weights(self) -> Tensor | None:
         """How much each query looked at each key: batch heads query key. None where this attention has no weights."""
-        return self.mix.weights(self.query, self.key, sight=self.sight)
+        return self.mix.weights(self.query, self.key, sight=self.sight, others=self.others)
 
     def shown_weights(self) -> Tensor:
         """The same, for a picture that cannot do without."""
@@ -52,7 +53,8 @@ def recorded(model: nn.Module, kind: type[SelfAttention] | type[CrossAttention])
             ) -> None:
                 if threading.get_ident() != mine or options is None:  # None: of another thread, and just removed
                     return
-                seen.append(Recorded(name, mix, inputs[0], inputs[1], options["sight"]))
+                query, key = inputs[:2]
+                seen.append(Recorded(name, mix, query, key, options["sight"], options.get("others", ())))
 
             hooks.append(module.mix.register_forward_pre_hook(note, with_kwargs=True))
     try:

@@ -41,15 +41,15 @@ class Settings:
 class Batch(Protocol):
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many things each term of the loss is a sum over, known before it is computed. The first is the main one:
-        speed is measured in it."""
+        """How many things each term of the loss is a sum over, known before it is computed: of every term, 0 too. The
+        first is the main one: speed is measured in it."""
         ...
 
     def to(self, device: torch.device) -> Self: ...
 
 
-class Together(Protocol):
-    """The processes that validate together. One process is the same with nobody to ask."""
+class Processes(Protocol):
+    """The processes that validate together; there may be only one."""
 
     @property
     def rank(self) -> int: ...
@@ -64,20 +64,6 @@ class Together(Protocol):
     def gather(self, texts: Sequence[str]) -> list[str]:
         """The texts of all processes, dealt out in turn as `texts[rank::size]`, in their first order again."""
         ...
-
-
-@dataclass(frozen=True)
-class Alone:
-    """One process."""
-
-    rank: int = 0
-    size: int = 1
-
-    def total(self, number: float) -> float:
-        return number
-
-    def gather(self, texts: Sequence[str]) -> list[str]:
-        return list(texts)
 
 
 class Task(Protocol):
@@ -100,7 +86,7 @@ class Task(Protocol):
         """`state` is what the loss of the step before gave back; empty at first. It survives a kill."""
         ...
 
-    def evaluate(self, model: Any, *, budget: int, samples: int, world: Together) -> Scores:
+    def evaluate(self, model: Any, *, budget: int, samples: int, world: Processes) -> Scores:
         """On the validation set. Every process calls it, takes its share and gives the same scores."""
         ...
 

@@ -22,7 +22,7 @@ from heedful.generator import Generator
 from heedful.generator import load as load_generator
 from heedful.model.architecture import LanguageModel, Model
 from heedful.objectives import Loss, cross_entropy, vocabulary_cross_entropy
-from heedful.tasks import Direction, Scores, Settings, State, TaskConfig, Together
+from heedful.tasks import Direction, Processes, Scores, Settings, State, TaskConfig
 
 VALIDATED = 200  # batches of windows at most
 
@@ -120,7 +120,7 @@ class CausalLm:
         return Loss({"tokens": vocabulary_cross_entropy(states, weight, bias, wanted, smoothing=self.smoothing)})
 
     @torch.inference_mode()
-    def evaluate(self, model: LanguageModel, *, budget: int, samples: int, world: Together) -> Scores:
+    def evaluate(self, model: LanguageModel, *, budget: int, samples: int, world: Processes) -> Scores:
         size = min(self.context, len(self.valid) - 1)
         starts = np.arange(0, len(self.valid) - size, size)
         rows = max(1, budget // self.context)
@@ -167,4 +167,5 @@ class CausalLm:
         rows = store.rows(0, np.arange(len(store)))
         kind = store.tokens[0].dtype
         start, end = (np.array([token], dtype=kind) for token in (self.tokenizer.bos, self.tokenizer.eos))
-        return np.concatenate([part for row in rows for part in (start, row, end)])
+        marks = (start, end) if start != end else (start, end[:0])  # GPT-2 has one token for both
+        return np.concatenate([part for row in rows for part in (marks[0], row, marks[1])])

@@ -23,7 +23,7 @@ from heedful.evaluation.metrics import quick_score, tokenization
 from heedful.files import write_text
 from heedful.model.architecture import Model, SequenceToSequence
 from heedful.objectives import Loss, cross_entropy, vocabulary_cross_entropy
-from heedful.tasks import Direction, Scores, Settings, State, TaskConfig, Together
+from heedful.tasks import Direction, Processes, Scores, Settings, State, TaskConfig
 from heedful.text.bpe import MergingBpe
 from heedful.text.sentences import sentences
 from heedful.text.tokenizer import BYTES, Tokenizer
@@ -57,7 +57,12 @@ class TranslationConfig(TaskConfig):
 
     def fitted(self, model: dict[str, Any], prepared: Prepared) -> dict[str, Any]:
         source, target = prepared.tokenizers[0], prepared.tokenizers[-1]
-        return {**model, "vocab": target.vocab, "source_vocab": None if source is target else source.vocab}
+        fitted = {**model, "vocab": target.vocab}
+        if "source_vocab" in model:
+            fitted["source_vocab"] = None if source is target else source.vocab
+        elif source is not target:
+            raise ValueError(f"{model['kind']} has one vocabulary; set tokenizer.joint=true")
+        return fitted
 
     def build(self, prepared: Prepared, settings: Settings) -> "Translation":
         return Translation(prepared, settings)
@@ -117,7 +122,7 @@ class Translation:
         return Loss({"tokens": vocabulary_cross_entropy(*model.last_linear(written), wanted, smoothing=self.smoothing)})
 
     @torch.inference_mode()
-    def evaluate(self, model: SequenceToSequence, *, budget: int, samples: int, world: Together) -> Scores:
+    def evaluate(self, model: SequenceToSequence, *, budget: int, samples: int, world: Processes) -> Scores:
         total, count, right = 0.0, 0, 0
         for rows in list(batches.in_order(self.valid, budget=budget))[world.rank :: world.size]:
             batch = self._collated(self.valid.rows(0, rows), self.valid.rows(1, rows)).to(model.device)

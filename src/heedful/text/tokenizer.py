@@ -86,9 +86,10 @@ class Tokenizer:
         self._backend = backend
         self._names = dict(names or {})
 
-    @property
+    @cached_property
     def vocab(self) -> int:
-        return self._backend.get_vocab_size()
+        """One more than the largest id."""
+        return 1 + max(self._backend.get_vocab().values(), default=-1)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """No special tokens are added: where a sentence starts and ends is the task's business."""
@@ -114,6 +115,12 @@ class Tokenizer:
                 if found is not None and found in self.specials:
                     return found
         return None
+
+    def has(self, token: str) -> bool:
+        """Whether there is this special token, or one with its role: [CLS] for <cls>."""
+        index = self._backend.token_to_id(token)
+        role = next((role for role, names in ROLES.items() if token in names), None)
+        return (index is not None and index in self.specials) or (role is not None and self.special(role) is not None)
 
     def _needed(self, role: str) -> int:
         found = self.special(role)
@@ -210,7 +217,7 @@ class Tokenizer:
         tell."""
         if self._names:
             names = {f"{role}_token": name for role, name in self._names.items()}
-            write_text(path.with_name("special_tokens_map.json"), json.dumps(names, indent=2, ensure_ascii=False))
+            write_text(path.with_name(_names_file(path)), json.dumps(names, indent=2, ensure_ascii=False))
         write_text(path, self._backend.to_str(pretty=True))
 
     @classmethod
@@ -227,10 +234,14 @@ class Tokenizer:
         return data
 
 
+def _names_file(path: Path) -> str:
+    return "special_tokens_map.json" if path.name == "tokenizer.json" else f"{path.stem}.special_tokens_map.json"
+
+
 def _special_names(path: Path) -> dict[str, str]:
     """What the special tokens are called, by role, as Hugging Face's files beside a tokenizer.json say it."""
     found: dict[str, str] = {}
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+    for name in ("tokenizer_config.json", _names_file(path)) if path.name == "tokenizer.json" else (_names_file(path),):
         try:
             data = json.loads((path.parent / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):

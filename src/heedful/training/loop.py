@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint as recompute
@@ -77,7 +78,8 @@ class Trainer:
         if self.config.compile:
             self.module = torch.compile(self.module, dynamic=True)  # type: ignore[assignment]
         if world.size > 1:
-            self.module = DistributedDataParallel(self.module)
+            # A head that the task does not use has no gradient.
+            self.module = DistributedDataParallel(self.module, find_unused_parameters=True)
         self.stopped = 0  # the signal that asked for it
 
     @property
@@ -118,7 +120,7 @@ class Trainer:
         return {name: tensor for name, tensor in state_of(self.model).items() if name not in self.frozen}
 
     def save(self) -> None:
-        carried = self.world.gather_tensors(_flat(self.states))
+        carried = [load(one) for one in self.world.gather_bytes(save(_flat(self.states)))]
         if self.world.leads and self.progress.step not in steps(self.folder / "checkpoints"):
             tensors = {"model": self.trained(), "optimizer": optimizer_state(self.optimizer, self.model)}
             if self.ema:
@@ -203,7 +205,8 @@ class Trainer:
                 share = self.world.size if mine else 0
                 loss = sum(total * (share / max(1, counts[name])) for name, total in totals.items())
                 self.precision.scaler.scale(loss).backward()
-            self.states[number] = {name: tensor.detach() for name, tensor in state.items()}
+            if mine:  # a row that does not count leaves no trace
+                self.states[number] = {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
             for name, total in totals.items():
                 sums[name] += float(total.detach()) if mine else 0.0
         terms = {name: self.world.total(value) / max(1, counts[name]) for name, value in sums.items()}
@@ -256,7 +259,10 @@ class Trainer:
         """The running average takes a small step towards the weights; larger ones at first."""
         decay = min(self.config.ema, (1 + self.progress.step) / (10 + self.progress.step))
         for name, tensor in self.trained().items() if self.ema else ():
-            self.ema[name].lerp_(tensor, 1 - decay)
+            if tensor.is_floating_point():
+                self.ema[name].lerp_(tensor, 1 - decay)
+            else:
+                self.ema[name].copy_(tensor)
 
     def _validate(self) -> bool:
         """Score the model, keep it if it is the best so far; True if training should end. All processes take part and
@@ -285,8 +291,8 @@ class Trainer:
         processes = checkpoint.state.get("processes", self.world.size)
         if checkpoint.has("task.0") and processes != self.world.size:
             raise ValueError(
-                f"this training was begun with {processes} processes, and each carries a state of its own from step to "
-                f"step; go on with {processes}"
+                f"this training was started with {processes} processes, and each carries a state of its own from step "
+                f"to step; resume it with {processes}"
             )
         name = f"task.{self.world.rank}"
         states: dict[int, State] = {}
@@ -381,7 +387,10 @@ def _flat(states: dict[int, State]) -> dict[str, Tensor]:
 
 def _recompute_layers(model: Model) -> None:
     """Gradient checkpointing: a layer's inner results are thrown away and computed again when they are needed."""
-    layers = [layer for stack in model.modules() if isinstance(stack, Stack) for layer in stack.recomputable()]
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    layers = [layer for stack in stacks for layer in stack.recomputable()]
+    for stack in stacks:
+        stack.recomputed = True
     if not layers:
         raise ValueError("this model has no layers that can be computed again; set training.recompute=false")
     for layer in layers:

@@ -9,7 +9,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -45,32 +44,21 @@ class World:
 
     def gather(self, texts: Sequence[str]) -> list[str]:
         """The texts of all processes, dealt out in turn as `texts[rank::size]`, in their first order again."""
+        parts = [json.loads(part) for part in self.gather_bytes(json.dumps(list(texts)).encode())]
+        return [part[index] for index in range(max(map(len, parts))) for part in parts if index < len(part)]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """What each process gives, by rank."""
         if self.size == 1:
-            return list(texts)
-        mine = torch.tensor(list(json.dumps(list(texts)).encode()), dtype=torch.uint8, device=self.device)
+            return [data]
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
         sizes = [torch.zeros(1, dtype=torch.long, device=self.device) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(mine)], device=self.device))
         room = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=self.device)
         room[: len(mine)] = mine
         rooms = [torch.zeros_like(room) for _ in range(self.size)]
         dist.all_gather(rooms, room)
-        parts = [json.loads(bytes(one[: int(size)].tolist())) for one, size in zip(rooms, sizes, strict=True)]
-        return [part[index] for index in range(max(map(len, parts))) for part in parts if index < len(part)]
-
-    def gather_tensors(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-        """The tensors of each process, by rank. All must have the same names and shapes."""
-        if self.size == 1:
-            return [tensors]
-        shapes = json.dumps({name: [*tensors[name].shape] for name in sorted(tensors)})
-        if len(set(self.gather([shapes]))) > 1:
-            raise ValueError("the processes carry different states from step to step, which cannot be saved as one")
-        found: list[dict[str, Tensor]] = [{} for _ in range(self.size)]
-        for name in sorted(tensors):
-            rooms = [torch.empty_like(tensors[name]) for _ in range(self.size)]
-            dist.all_gather(rooms, tensors[name].contiguous())
-            for own, room in zip(found, rooms, strict=True):
-                own[name] = room
-        return found
+        return [one[: int(size)].cpu().numpy().tobytes() for one, size in zip(rooms, sizes, strict=True)]
 
     def wait(self) -> None:
         if self.size > 1:

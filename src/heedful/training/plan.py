@@ -33,7 +33,7 @@ SHARE = 0.3  # of the rate of plain matrix products that a small model reaches
 def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, world: World, say: Say) -> Recipe:
     """The recipe that makes the most of a budget: `20m`, `2h`, `5000steps`, `3epochs`, `10Mtokens`."""
     amount, unit = parse_budget(budget)
-    epoch = max(1, prepared.facts["tokens"][-1] + prepared.facts["rows"]["train"])
+    epoch = max(1, sum(prepared.facts["tokens"][-1:]) + prepared.facts["rows"]["train"])
     if unit != "seconds":
         wanted = {"steps": amount, "epochs": amount * epoch, "tokens": amount}[unit]
         return _with_steps(recipe, task, wanted, unit, say)
@@ -205,6 +205,8 @@ def free_memory() -> int | None:
 def _sized(recipe: Recipe, size: str) -> Recipe:
     """The recipe with the model and learning rate of a named one."""
     named = read_recipe(size)
+    if named.model.kind != recipe.model.kind:
+        return recipe.model_copy(update={"model": named.model})
     data = recipe.model_dump(mode="json")
     model = merge(named.model.model_dump(mode="json"), {"vocab": data["model"]["vocab"]})
     model |= {"source_vocab": data["model"]["source_vocab"], "tie": data["model"]["tie"]}

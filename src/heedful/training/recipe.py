@@ -15,7 +15,7 @@ import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
 from heedful import parts
-from heedful.config import Config, Probability, Size, did_you_mean, explain
+from heedful.config import Config, Probability, Size, did_you_mean, explain, parse
 from heedful.data.prepare import DataConfig, Prepared
 from heedful.families import preset
 from heedful.model.architecture import ArchitectureConfig
@@ -90,8 +90,8 @@ class Recipe(Config):
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
         if not issubclass(self.model.gives, self.task.trains):
-            raise ValueError(f"task {self.task.kind} trains a {_spaced(self.task.trains.__name__)}, "
-                             f"but {self.model.kind} is a {_spaced(self.model.gives.__name__)}")  # fmt: skip
+            wanted = _spaced(self.task.trains.__name__)
+            raise ValueError(f"task {self.task.kind} trains {wanted} models, and {self.model.kind} is not one")
         if self.training.metric not in self.task.metrics:
             known = did_you_mean(self.training.metric, self.task.metrics)
             raise ValueError(f"task {self.task.kind} has no metric {self.training.metric!r}{known}")
@@ -100,7 +100,7 @@ class Recipe(Config):
                              "not; choose another mix, such as softmax")  # fmt: skip
         if self.training.accumulate > 1 and not self.task.adds_up:
             raise ValueError(f"task {self.task.kind} compares the rows of a batch with each other, so a batch cannot "
-                             "be dealt out; set training.accumulate=1")  # fmt: skip
+                             "be split into micro-batches; set training.accumulate=1")  # fmt: skip
         needed = self.task.positions(self.data.max_length)
         for side, limit in self.model.limits().items():
             if needed.get(side, 0) > limit:
@@ -120,7 +120,7 @@ class Recipe(Config):
                 for key in ("vocab", "source_vocab")
                 if (old := getattr(self.model, key, None)) and data["model"].get(key)
             }
-        return Recipe.model_validate(data)
+        return parse(Recipe, data)
 
 
 def _spaced(name: str) -> str:
@@ -147,10 +147,11 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
         raise ValueError(f"there is no recipe {path}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
-    if isinstance(data, dict) and data.get("parts") and path.name != "config.yaml":  # a model folder's names no code
-        beside = [str(path.parent / name) for name in _listed(data["parts"])]
+    if isinstance(data, dict) and data.get("parts") and not (path.parent / "model.safetensors").exists():
+        beside = [str(path.parent / name) for name in parts.listed(data["parts"])]
         found = [
-            near if Path(near).is_dir() else name for near, name in zip(beside, _listed(data["parts"]), strict=True)
+            near if Path(near).is_dir() else name
+            for near, name in zip(beside, parts.listed(data["parts"]), strict=True)
         ]
         data = {**data, "parts": [parts.use(name) for name in found]}
     if isinstance(data, dict) and any(change.startswith("start_from=") for change in changes):
@@ -164,7 +165,7 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
         except yaml.YAMLError:
             raise ValueError(f"{change!r}: {text!r} is not a value that YAML can read") from None
         if key == "parts":
-            data = {**data, "parts": [parts.use(name) for name in _listed(value)]}
+            data = {**data, "parts": [parts.use(name) for name in parts.listed(value)]}
         elif isinstance(data, dict):
             data = merge(data, _nested(key.split("."), value))
     return parse_recipe(data)
@@ -174,15 +175,19 @@ def parse_recipe(data: dict[str, Any]) -> Recipe:
     if not isinstance(data, dict):
         raise ValueError("a recipe is a set of keys, such as `training: {steps: 1000}`")
     data = dict(data)
-    parts.require(_listed(data.get("parts") or []), place="this recipe")
+    named = [Path(name).name for name in parts.listed(data.get("parts"))]
+    parts.require(named, place="this recipe")
+    data["parts"] = list(dict.fromkeys([*named, *parts.used()]))
     model = data.get("model") or ({} if data.get("start_from") else {"preset": "vaswani-tiny"})
     if not isinstance(model, dict):
         raise ValueError(f"model is a set of keys, not {model!r}; to name a preset, write model.preset={model}")
     model = dict(model)
-    if data.get("start_from") and "kind" not in model:
+    if data.get("start_from"):
         if "preset" in model:
             raise ValueError("the model is that of start_from; leave out model.preset, or start_from")
-        model = merge(model_of(Path(data["start_from"])), model)
+        begun = model_of(Path(data["start_from"]))
+        if model.get("kind", begun.get("kind")) == begun.get("kind"):
+            model = merge(begun, model)
     if "preset" in model:
         model = merge(preset(model.pop("preset")).model_dump(), model)
     data["model"] = model
@@ -192,26 +197,29 @@ def parse_recipe(data: dict[str, Any]) -> Recipe:
         raise ValueError(explain(error)) from None
 
 
+# Keys that hold a part, found by its file's name. Another kind of part has other keys, so it replaces the old one.
+PARTS = {"model", "task", "encoder", "decoder", "embedding", "position", "mix"}
+
+
 def merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """`change` laid over `base`, key by key. A part of another kind replaces the old one: their keys differ."""
+    """`change` laid over `base`, key by key. A part of another kind replaces the old one."""
     merged = dict(base)
     for key, value in change.items():
         old = merged.get(key)
         if isinstance(old, str) and isinstance(value, dict):  # `rotary` is short for {kind: rotary}
             old = {"kind": old}
-        if isinstance(old, dict) and "preset" in old and isinstance(value, dict) and "kind" in value:
-            merged[key] = value  # another model altogether
-        elif (
-            isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind")
-        ):
+        if isinstance(old, dict) and isinstance(value, dict) and not _is_another(key, old, value):
             merged[key] = merge(old, value)
         else:
             merged[key] = value
     return merged
 
 
-def _listed(names: Any) -> list[str]:
-    return [names] if isinstance(names, str) else [str(name) for name in names]
+def _is_another(key: str, old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether the new keys are those of another kind of part."""
+    if key not in PARTS or "kind" not in new:
+        return False
+    return "preset" in old or old.get("kind", new["kind"]) != new["kind"]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> list[str]:

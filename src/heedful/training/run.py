@@ -19,6 +19,7 @@ from heedful.files import locked, write_text
 from heedful.model.architecture import Model
 from heedful.model.create import create
 from heedful.tasks import Settings, Task
+from heedful.text.tokenizer import Tokenizer
 from heedful.training.card import card
 from heedful.training.journal import Journal, read_metrics
 from heedful.training.loop import Trainer, load_trained
@@ -81,6 +82,8 @@ def _run(
     out.mkdir(parents=True, exist_ok=True)
     journal = Journal(out, steps=0, speaks=world.leads)
     prepared = _prepare(recipe, inputs, out, cache, world, journal, budget if known is None else None)
+    if prepared.facts["unknown_labels"]:
+        journal.say(f"{prepared.facts['unknown_labels']:,} rows with labels that training does not have are left out")
     if not prepared.has("valid"):
         journal.say("there are too few rows to hold any out: validation is on the training data")
     settings = Settings(
@@ -226,8 +229,10 @@ def _prepare(
     texts = sum(column.is_text for column in inputs.columns)
     if budget is None or not world.leads:
         given = load_tokenizers(out, columns=texts)
-    elif recipe.start_from and not recipe.tokenizer.file:
+    elif recipe.start_from:
         given = tokenizers_of(Path(recipe.start_from), texts)
+        if recipe.tokenizer.file and Tokenizer.load(Path(recipe.tokenizer.file)).digest() != given[-1].digest():
+            raise ValueError("the weights of start_from belong to its own tokenizer; leave out tokenizer.file")
     elif budget and recipe.task.sizes:
         words = readable_words(budget, recipe.task.sizes[0], world)
     prepared = prepare(

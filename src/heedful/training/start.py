@@ -14,8 +14,6 @@ from heedful.exchange import hugging_face
 from heedful.model.architecture import Model
 from heedful.text.tokenizer import Tokenizer
 
-HEADS = ("head.", "heads.")  # what may be new
-
 
 def is_ours(folder: Path) -> bool:
     if not folder.is_dir():
@@ -53,7 +51,7 @@ def take_weights(model: Model, folder: Path, say: Callable[[str], None]) -> None
     theirs = base.state_dict()
     ours = model.state_dict()
     new = [name for name, tensor in ours.items() if name not in theirs or theirs[name].shape != tensor.shape]
-    wrong = [name for name in new if not name.startswith(HEADS)]
+    wrong = [name for name in new if name.split(".")[0] not in model.heads_named]
     if wrong:
         raise ValueError(f"start_from: {folder} does not fit the model: {_why(wrong[0], ours, theirs)}")
     for name, tensor in ours.items():
@@ -75,4 +73,6 @@ def _why(name: str, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> str:
 
 
 def _part(name: str) -> str:
-    return ".".join(name.split(".")[:2]) if name.startswith("heads.") else name.split(".")[0]
+    """heads.pooler of heads.pooler.dense.weight, encoder.layers.5 of what is in that layer"""
+    words = name.split(".")
+    return ".".join(words[: 3 if "layers" in words[:2] else 2 if words[0] == "heads" else 1])

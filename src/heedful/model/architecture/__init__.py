@@ -16,11 +16,13 @@ from heedful.model.stack import Cache, Memory, StackConfig, StackShape
 
 class Model(nn.Module):
     """Every architecture. `limit`: how many positions there are of what it writes, or else reads; None = no end.
-    `vocab`: how many words it scores; None where it writes no words."""
+    `vocab`: how many words it scores; None where it writes no words. `heads_named`: its parts that may be new where
+    training starts from another model."""
 
     config: "ArchitectureConfig"
     limit: int | None = None
     vocab: int | None = None
+    heads_named: tuple[str, ...] = ("head", "heads")
 
     @property
     def device(self) -> torch.device:
@@ -31,6 +33,20 @@ class LanguageModel(Model):
     """p(next token | tokens so far)"""
 
     vocab: int
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        valid: Tensor | None = None,
+        segments: Tensor | None = None,
+        prefix: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Token ids (rows query) -> logits (rows query vocab) for the token after each. Facts as in `Stack.forward`."""
+        states = self.decode(tokens, valid=valid, segments=segments, prefix=prefix, positions=positions, cache=cache)
+        return self.logits(states)
 
     def decode(
         self,
@@ -62,6 +78,21 @@ class SequenceToSequence(Model):
 
     vocab: int
     source_limit: int | None = None
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        source_valid: Tensor | None = None,
+        target_valid: Tensor | None = None,
+    ) -> Tensor:
+        """A source and token ids (batch target) -> logits (batch target vocab) for the word after each target token.
+
+        Padding that stands after the last real target token needs no `target_valid`: the causal mask hides it.
+        """
+        memory = self.encode(source, valid=source_valid)
+        return self.logits(self.decode(target, memory, valid=target_valid))
 
     def encode(self, source: Tensor, *, valid: Tensor | None = None) -> Memory:
         """Read a source: token ids, pixels or frames, as the model's input takes them. `valid`: which are real."""
@@ -120,7 +151,10 @@ class ArchitectureConfig(PartConfig):
     def parameters(self) -> dict[str, int]:
         """By component, from closed formulas; unless a file has some, they are counted."""
         with torch.device("meta"):
-            return {name: sum(one.numel() for one in part.parameters()) for name, part in self.build().named_children()}
+            counts: dict[str, int] = {}
+            for name, parameter in self.build().named_parameters():
+                counts[name.split(".")[0]] = counts.get(name.split(".")[0], 0) + parameter.numel()
+            return counts
 
     def flops(self, length: int) -> dict[str, int]:
         """Of one forward pass, for one token of each kind, each looking at `length` others; matrix products only."""

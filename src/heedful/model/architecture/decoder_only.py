@@ -31,7 +31,7 @@ class DecoderOnlyConfig(ArchitectureConfig):
 
     @property
     def supports(self) -> frozenset[str]:
-        return self.decoder.supports
+        return self.decoder.supports & frozenset({"segments", "prefix"})
 
     def limits(self) -> dict[str, int]:
         return stack_limits(decoder=self.decoder)
@@ -76,20 +76,6 @@ class DecoderOnly(LanguageModel):
         self.head = config.head.build(
             width=config.width, table_width=config.table_width, vocab=config.vocab, tied=config.tie == "all"
         )
-
-    def forward(
-        self,
-        tokens: Tensor,
-        *,
-        valid: Tensor | None = None,
-        segments: Tensor | None = None,
-        prefix: Tensor | None = None,
-        positions: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        """Token ids (rows query) -> logits (rows query vocab) for the token after each. Facts as in `Stack.forward`."""
-        states = self.decode(tokens, valid=valid, segments=segments, prefix=prefix, positions=positions, cache=cache)
-        return self.logits(states)
 
     def decode(
         self,

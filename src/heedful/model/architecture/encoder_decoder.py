@@ -54,7 +54,7 @@ class EncoderDecoderConfig(ArchitectureConfig):
 
     @property
     def supports(self) -> frozenset[str]:
-        return self.encoder.supports & self.decoder.supports
+        return self.encoder.supports & frozenset({"global_tokens"})
 
     def limits(self) -> dict[str, int]:
         return stack_limits(encoder=self.encoder, decoder=self.decoder)
@@ -130,21 +130,6 @@ class EncoderDecoder(SequenceToSequence):
             vocab=config.vocab,
             tied=config.ties_output,
         )
-
-    def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        *,
-        source_valid: Tensor | None = None,
-        target_valid: Tensor | None = None,
-    ) -> Tensor:
-        """A source and token ids (batch target) -> logits (batch target vocab) for the word after each target token.
-
-        Padding that stands after the last real target token needs no `target_valid`: the causal mask hides it.
-        """
-        memory = self.encode(source, valid=source_valid)
-        return self.logits(self.decode(target, memory, valid=target_valid))
 
     def encode(
         self,

@@ -42,7 +42,7 @@ class EncoderOnlyConfig(ArchitectureConfig):
 
     @property
     def supports(self) -> frozenset[str]:
-        return self.encoder.supports
+        return self.encoder.supports & frozenset({"segments", "global_tokens"})
 
     def limits(self) -> dict[str, int]:
         return stack_limits(encoder=self.encoder)

@@ -73,7 +73,7 @@ class Mix(nn.Module):
         """An empty cache with room for this many tokens; the variant knows what it must remember."""
         raise NotImplementedError
 
-    def weights(self, query: Tensor, key: Tensor, *, sight: Sight) -> Tensor | None:
+    def weights(self, query: Tensor, key: Tensor, *, sight: Sight, others: tuple[Tensor, ...] = ()) -> Tensor | None:
         """How much each query looks at each key, for pictures: batch heads query key. None where there is no such
         matrix: a picture never shows weights that were not used."""
         return None
@@ -90,7 +90,7 @@ class MixConfig(PartConfig):
     """
 
     folder: ClassVar[str] = "model/attention"
-    supports: ClassVar[frozenset[str]] = FACTS
+    supports: ClassVar[frozenset[str]] = frozenset()
     exact: ClassVar[bool] = True
     projections: ClassVar[tuple[str, ...]] = ("query", "key", "value")
 

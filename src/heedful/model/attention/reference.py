@@ -1,15 +1,19 @@
 """Scaled dot-product attention, written as its formula. Slow and plain: what the others are measured against."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from heedful.model.attention import HeadShape, Mix, MixConfig
+from heedful.model.attention import FACTS, HeadShape, Mix, MixConfig
 from heedful.model.cache import KeyValueCache, LayerCache
 from heedful.model.dropout import Dropout
 from heedful.model.sight import Sight
 
 
 class ReferenceConfig(MixConfig):
+    supports: ClassVar[frozenset[str]] = FACTS
+
     def build(self, shape: HeadShape) -> "Reference":
         return Reference(shape.scale, shape.dropout)
 
@@ -38,7 +42,7 @@ class Reference(Mix):
         weights = self.weights(query, key, sight=sight)
         return self.dropout(weights) @ _share(value, query.shape[1])  # batch heads query head
 
-    def weights(self, query: Tensor, key: Tensor, *, sight: Sight) -> Tensor:
+    def weights(self, query: Tensor, key: Tensor, *, sight: Sight, others: tuple[Tensor, ...] = ()) -> Tensor:
         return weights_of(query, key, sight=sight, scale=self.scale)
 
     def new_cache(self, length: int) -> KeyValueCache:

@@ -1,10 +1,12 @@
 """Scaled dot-product attention by the fastest ways there are: multi-head, grouped-query, multi-query. The default."""
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from heedful.model.attention import HeadShape, Mix, MixConfig
+from heedful.model.attention import FACTS, HeadShape, Mix, MixConfig
 from heedful.model.attention.reference import weights_of
 from heedful.model.cache import KeyValueCache, LayerCache
 from heedful.model.fused import attend, can_attend
@@ -18,6 +20,8 @@ SHORT, MANY = 128, 16
 
 
 class SoftmaxConfig(MixConfig):
+    supports: ClassVar[frozenset[str]] = FACTS
+
     def build(self, shape: HeadShape) -> "Softmax":
         return Softmax(shape.scale, shape.dropout)
 
@@ -62,7 +66,7 @@ class Softmax(Mix):
             enable_gqa=key.shape[1] != query.shape[1],
         )
 
-    def weights(self, query: Tensor, key: Tensor, *, sight: Sight) -> Tensor:
+    def weights(self, query: Tensor, key: Tensor, *, sight: Sight, others: tuple[Tensor, ...] = ()) -> Tensor:
         return weights_of(query, key, sight=sight, scale=self.scale)
 
     def new_cache(self, length: int) -> KeyValueCache:

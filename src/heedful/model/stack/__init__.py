@@ -42,9 +42,11 @@ class Cache(Protocol):
 
 
 class Stack(nn.Module):
-    """The contract. `limit`: how many positions there are; None = no end."""
+    """The contract. `limit`: how many positions there are; None = no end. `recomputed`: gradient checkpointing is on,
+    so what layers share must be computed before them."""
 
     limit: int | None = None
+    recomputed: bool = False
 
     def forward(
         self,

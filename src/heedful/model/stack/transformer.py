@@ -190,10 +190,12 @@ class Transformer(Stack):
         """
         assert cache is None or isinstance(cache, LayersCache)
         assert memory is None or isinstance(memory, LayerMemory)
-        if positions is None:
-            positions = self._next_positions(x, segments, cache)
+        positions = self._next_positions(x, segments, cache) if positions is None else self._within(positions)
         mask = Mask(causal=self.causal, key_valid=valid, segments=segments, prefix=prefix, global_tokens=global_tokens)
         sights = self._sights(mask, positions, cache)
+        if self.recomputed:
+            for sight in sights.values():
+                sight.masked_bias()
         x = self.dropout(normed(self.position.embed(x, positions), self.embedding_norm))
         x = self.lift(x)
         memory_sight = None if memory is None else Sight(memory.mask)
@@ -223,19 +225,30 @@ class Transformer(Stack):
 
     def _next_positions(self, x: Tensor, segments: Tensor | None, cache: LayersCache | None) -> Tensor:
         if segments is not None:
-            return positions_in_segments(segments)[:, -x.shape[1] :]
+            return self._within(positions_in_segments(segments)[:, -x.shape[1] :])
         start = 0 if cache is None else cache.length
         end = start + x.shape[1]
-        limit = self.limit
-        if limit is not None and end > limit:
-            raise ValueError(f"{end} tokens, but this model learned {limit} positions; shorten the input")
+        self._check_length(end)
         return torch.arange(start, end, device=x.device)[None]
+
+    def _within(self, positions: Tensor) -> Tensor:
+        """Positions that somebody else has counted, if the model has them all."""
+        if self.limit is not None:
+            self._check_length(int(positions.max()) + 1)
+        return positions
+
+    def _check_length(self, length: int) -> None:
+        if self.limit is not None and length > self.limit:
+            raise ValueError(f"{length} tokens, but this model learned {self.limit} positions; shorten the input")
 
     def _sights(self, mask: Mask, positions: Tensor, cache: LayersCache | None) -> dict[int | None, Sight]:
         """What the layers may know, by their window."""
         unsupported = mask.facts() - self.supports
         if unsupported:
-            raise ValueError(f"attention {self.mix_kind} does not support {', '.join(sorted(unsupported))}")
+            listed = ", ".join(sorted(unsupported))
+            raise ValueError(
+                f"attention {self.mix_kind} does not support {listed}; leave it out, or choose mix softmax"
+            )
         key_positions = positions if cache is None else cache.place(positions)
         sight = Sight(mask, positions, key_positions, self.position)
         return {window: sight if window is None else sight.with_window(window) for window in set(self.windows)}
