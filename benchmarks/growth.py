@@ -159,7 +159,7 @@ def write(beam: int, length: int) -> None:
     from heedful.decoding.generation import GenerationConfig
     from heedful.decoding.rules import Rules
     from heedful.decoding.stepper import SourceStepper
-    from heedful.model.quick import quick
+    from heedful.model.cpu.decoding import quick
 
     torch.set_num_threads(1)
     model, _ = training.heedful(SIZES["tiny"], 0.0)

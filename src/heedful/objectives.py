@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from heedful.model.fused import can_weigh, cross_entropy_, fits, weigh_
-from heedful.model.kernels import Panels
+from heedful.model.cpu.kernels import Panels
+from heedful.model.cpu.training import can_weigh, cross_entropy_, fits, weigh_
 
 Product = Callable[[Tensor, Tensor], None]
 LEAST = 100_000  # scores, from which on this is worth it

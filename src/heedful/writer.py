@@ -23,7 +23,7 @@ from heedful.decoding.stepper import EnsembleStepper, SourceStepper, Stepper
 from heedful.decoding.stops import Stops
 from heedful.decoding.streams import Streams
 from heedful.model.architecture import SequenceToSequence
-from heedful.model.quick import quick
+from heedful.model.cpu.decoding import quick
 from heedful.text.tokenizer import BOS, EOS, PAD, Tokenizer
 from heedful.text.words import is_unspaced
 

@@ -32,7 +32,7 @@ def examine() -> dict[str, Any]:
 
     from heedful import __version__
     from heedful.data.prepare import default_cache
-    from heedful.model.kernels import MISSING, NATIVE
+    from heedful.model.cpu.kernels import MISSING, NATIVE
     from heedful.training.plan import free_memory
     from heedful.training.precision import choose
 

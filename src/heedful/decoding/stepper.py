@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from heedful.model.architecture import LanguageModel, SequenceToSequence
-from heedful.model.kernels import log_softmax
-from heedful.model.quick import Quick
+from heedful.model.cpu.decoding import Quick
+from heedful.model.cpu.kernels import log_softmax
 
 
 class Stepper(Protocol):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heedful.model.fused import WHOLE, can_drop, dropped
+from heedful.model.cpu.training import WHOLE, can_drop, dropped
 
 
 class Dropout(nn.Module):

@@ -8,8 +8,8 @@ from pydantic import field_validator
 from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
+from heedful.model.cpu.training import can_feed, feed, gelu, gelu_tanh, is_watched, silu
 from heedful.model.dropout import Dropout
-from heedful.model.fused import can_feed, feed, gelu, gelu_tanh, is_watched, silu
 from heedful.model.linear import FusedLinear, Linear, linear_parameters
 from heedful.model.mask import Mask
 

@@ -12,10 +12,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
+from heedful.model.cpu.kernels import Panels, suits
 from heedful.model.dropout import Dropout
 from heedful.model.feedforward import FUNCTIONS
 from heedful.model.input.tokens import Tokens
-from heedful.model.kernels import Panels, suits
 from heedful.model.linear import Linear, linear_parameters
 from heedful.model.norm import NormConfig
 

@@ -7,9 +7,9 @@ not for training it.
 
 from torch import Tensor, nn
 
+from heedful.model.cpu.kernels import Panels
 from heedful.model.input import Input
 from heedful.model.input.tokens import Tokens
-from heedful.model.kernels import Panels
 from heedful.model.linear import FusedLinear
 from heedful.model.surgery import replace_modules
 

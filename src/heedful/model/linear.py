@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heedful.model.fused import linear
+from heedful.model.cpu.training import linear
 
 
 class Linear(nn.Linear):

@@ -5,8 +5,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from heedful.model.cpu.training import can_join, joined
 from heedful.model.dropout import Dropout
-from heedful.model.fused import can_join, joined
 
 Placement = Literal["post", "pre"]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from heedful.model.attention import HeadShape, Mix, MixConfig
 from heedful.model.attention.reference import weights_of
 from heedful.model.cache import KeyValueCache, LayerCache
-from heedful.model.fused import attend, can_attend
+from heedful.model.cpu.training import attend, can_attend
 from heedful.model.sight import Sight
 
 # On a CPU, our own kernel is the fastest up to so many keys: from 1.1 times torch's at 1,024 of them to 3 times at 12.

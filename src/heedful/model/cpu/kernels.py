@@ -29,7 +29,7 @@ def _compiled() -> tuple[Any, str]:
     why = ""
     for name in ["_native"] if asked else ["_native_avx512", "_native"]:
         try:
-            found = importlib.import_module(f"heedful.model.{name}")
+            found = importlib.import_module(f"heedful.model.cpu.{name}")
         except ImportError as error:
             why = str(error)
             continue

@@ -5,11 +5,11 @@ import torch
 
 from heedful.decoding.stepper import SourceStepper
 from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
+from heedful.model.cpu.decoding import quick
+from heedful.model.cpu.kernels import NATIVE
 from heedful.model.feedforward import FeedForward, FeedForwardConfig
 from heedful.model.initialise import initialise
 from heedful.model.int8 import quantize_int8
-from heedful.model.kernels import NATIVE
-from heedful.model.quick import quick
 
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="no kernels were compiled")
 
@@ -178,7 +178,7 @@ def test_many_rows_on_two_threads_and_sources_too_long_for_it(monkeypatch):
     torch.set_num_threads(2)
     try:
         for long in (128, 64):
-            monkeypatch.setattr("heedful.model.quick.LONG", long)
+            monkeypatch.setattr("heedful.model.cpu.decoding.LONG", long)
             both = (SourceStepper(model, source, None, length=4, quick=one) for one in (None, quick(model)))
             slow, fast = both
             for _ in range(5):
@@ -188,7 +188,7 @@ def test_many_rows_on_two_threads_and_sources_too_long_for_it(monkeypatch):
 
 
 def test_without_kernels_the_modules_do_it(monkeypatch):
-    monkeypatch.setattr("heedful.model.kernels.NATIVE", None)
+    monkeypatch.setattr("heedful.model.cpu.kernels.NATIVE", None)
     assert quick(build({})) is None
 
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.model import kernels
-from heedful.model.kernels import MISSING, NATIVE, Panels
+from heedful.model.cpu import kernels
+from heedful.model.cpu.kernels import MISSING, NATIVE, Panels
 
 sizes = st.integers(1, 600)
 SWITCH = "HEEDFUL_KERNELS"
@@ -145,7 +145,7 @@ def test_they_are_compiled_where_there_is_a_compiler():
 
 
 def test_they_can_be_turned_off():
-    code = "from heedful.model.kernels import MISSING, NATIVE; print(NATIVE, MISSING)"
+    code = "from heedful.model.cpu.kernels import MISSING, NATIVE; print(NATIVE, MISSING)"
     found = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, SWITCH: "off"}, capture_output=True, text=True, check=True
     )
@@ -162,7 +162,9 @@ def test_what_is_asked_for_must_be_there():
 
 @pytest.mark.skipif(NATIVE is None or NATIVE.PROCESSOR != "AVX-512", reason="there is but one kind of kernels here")
 def test_those_for_lesser_processors_do_the_same():
-    files = [str(Path(__file__).with_name(name)) for name in ("test_kernels.py", "test_fused.py", "test_quick.py")]
+    files = [
+        str(Path(__file__).with_name(name)) for name in ("test_kernels.py", "test_training.py", "test_decoding.py")
+    ]
     command = [sys.executable, "-m", "pytest", "-p", "no:xdist", *files]
     done = subprocess.run(command, env={**os.environ, SWITCH: "avx2"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]

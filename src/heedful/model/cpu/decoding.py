@@ -11,17 +11,17 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from heedful.model import kernels
 from heedful.model.architecture import Model
 from heedful.model.architecture.encoder_decoder import EncoderDecoder
 from heedful.model.attention.softmax import Softmax
+from heedful.model.cpu import kernels
+from heedful.model.cpu.kernels import Panels, floats
+from heedful.model.cpu.training import KINDS, is_watched
 from heedful.model.dropout import Dropout
 from heedful.model.feedforward import FUNCTIONS, FeedForward
-from heedful.model.fused import KINDS, is_watched
 from heedful.model.heads import Vocabulary
 from heedful.model.input.tokens import Tokens
 from heedful.model.int8 import Int8Embedding, Int8Linear
-from heedful.model.kernels import Panels, floats
 from heedful.model.layer import Layer
 from heedful.model.linear import FusedLinear, Linear
 from heedful.model.multihead import CrossAttention, SelfAttention

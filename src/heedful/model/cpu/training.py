@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from heedful.model import kernels
-from heedful.model.kernels import floats
+from heedful.model.cpu import kernels
+from heedful.model.cpu.kernels import floats
 
 WHOLE = 1 << 16  # what the sixteen bits that tell what is dropped can tell apart
 WIDE = 16  # the widths of a head, of a linear map, of a norm are multiples of it

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from heedful.model import fused, kernels
 from heedful.model.attention.softmax import Softmax
+from heedful.model.cpu import kernels, training
 from heedful.model.dropout import Dropout
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.linear import FusedLinear
@@ -44,8 +44,8 @@ def test_attention(batch, heads, queries, keys, head, mask, one_product, seed, t
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert fused.can_attend(*inputs)
-        y = fused.attend(*inputs, hiding, causal=mask == "causal", scale=0.3)
+        assert training.can_attend(*inputs)
+        y = training.attend(*inputs, hiding, causal=mask == "causal", scale=0.3)
         outer = torch.randn(y.shape)
         found = torch.autograd.grad(y, inputs, outer)
     finally:
@@ -64,7 +64,7 @@ def test_who_sees_nothing_gathers_nothing():
     query, key, value = (torch.randn(2, 2, 5, 16, requires_grad=True) for _ in range(3))
     hiding = torch.zeros(2, 1, 5, 5)
     hiding[1, 0, 3] = -torch.inf
-    y = fused.attend(query, key, value, hiding, causal=False, scale=1.0)
+    y = training.attend(query, key, value, hiding, causal=False, scale=1.0)
     assert not y[1, :, 3].any() and y[0].all()
     for gradient in torch.autograd.grad(y.sum(), (query, key, value)):
         assert gradient.isfinite().all()
@@ -90,7 +90,7 @@ def test_gradients_side_by_side_are_joined_without_a_copy(monkeypatch):
 
     def gradient():
         parts = [part.unflatten(-1, (2, 16)).transpose(1, 2) for part in linear(x)]
-        y = fused.attend(*parts, None, causal=True, scale=0.25)
+        y = training.attend(*parts, None, causal=True, scale=0.25)
         return torch.autograd.grad(y.pow(2).sum(), x)[0]
 
     copies = []
@@ -98,7 +98,7 @@ def test_gradients_side_by_side_are_joined_without_a_copy(monkeypatch):
     monkeypatch.setattr(torch, "cat", lambda *given, **more: copies.append(1) or cat(*given, **more))
     found = gradient()
     assert not copies
-    monkeypatch.setattr(fused, "_beside", lambda *parts: [torch.empty_like(part) for part in parts])
+    monkeypatch.setattr(training, "_beside", lambda *parts: [torch.empty_like(part) for part in parts])
     torch.testing.assert_close(gradient(), found)
     assert copies
 
@@ -116,7 +116,7 @@ def test_a_linear_map(rows, inputs, outputs, bias, threads, frozen, seed):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        y = fused.linear(x, weight, offset)
+        y = training.linear(x, weight, offset)
         assert "_Linear" in type(y.grad_fn).__name__
         outer = torch.randn(y.shape)
         found = torch.autograd.grad(y, leaves, outer)
@@ -130,7 +130,7 @@ def test_a_linear_map(rows, inputs, outputs, bias, threads, frozen, seed):
 
 @few
 @given(rows=st.one_of(st.integers(32, 60), st.integers(190, 530)), width=sixteens, hidden=sixteens,
-       name=st.sampled_from(fused.KINDS), bias=st.booleans(), threads=st.integers(1, 3), frozen=st.booleans(),
+       name=st.sampled_from(training.KINDS), bias=st.booleans(), threads=st.integers(1, 3), frozen=st.booleans(),
        seed=st.integers(0, 99))  # fmt: skip
 def test_a_feed_forward_network(rows, width, hidden, name, bias, threads, frozen, seed):
     torch.manual_seed(seed)
@@ -192,13 +192,13 @@ def test_a_linear_map_that_the_kernels_do_not_take():
     cases = [(x[:8], weight), (x, weight[:31]), (x[:, :47], weight[:, :47]), (x.T.contiguous().T, weight)]
     cases += [(x.double(), weight.double()), (x, weight.detach())]
     for some, by in cases:
-        y = fused.linear(some, by, None)
+        y = training.linear(some, by, None)
         assert "_Linear" not in type(y.grad_fn).__name__
         torch.testing.assert_close(y, some @ by.T)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        fused.linear(torch.randn(40, 32), weight, None)
+        training.linear(torch.randn(40, 32), weight, None)
     with torch.autocast("cpu", torch.bfloat16):
-        assert fused.linear(x, weight, None).dtype == torch.bfloat16
+        assert training.linear(x, weight, None).dtype == torch.bfloat16
 
 
 def test_a_split_of_which_one_part_is_used_alone():
@@ -209,11 +209,11 @@ def test_a_split_of_which_one_part_is_used_alone():
 
 
 @few
-@given(size=st.one_of(st.integers(1, 40), st.integers(30_000, 40_000)), name=st.sampled_from(fused.KINDS[1:]),
+@given(size=st.one_of(st.integers(1, 40), st.integers(30_000, 40_000)), name=st.sampled_from(training.KINDS[1:]),
        wide=st.sampled_from([0.1, 3.0, 30.0]), seed=st.integers(0, 99))  # fmt: skip
 def test_functions(size, name, wide, seed):
     torch.manual_seed(seed)
-    ours = {"gelu": fused.gelu, "gelu_tanh": fused.gelu_tanh, "silu": fused.silu}[name]
+    ours = {"gelu": training.gelu, "gelu_tanh": training.gelu_tanh, "silu": training.silu}[name]
     theirs = {"gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu}[name]
     x, outer = (wide * torch.randn(size)).requires_grad_(), torch.randn(size)
     y, wanted = ours(x), theirs(x.double())
@@ -224,10 +224,10 @@ def test_functions(size, name, wide, seed):
 
 def test_functions_of_what_the_kernels_do_not_take():
     x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(fused.gelu, x) and torch.autograd.gradcheck(
-        fused.silu, x.detach().T.requires_grad_()
+    assert torch.autograd.gradcheck(training.gelu, x) and torch.autograd.gradcheck(
+        training.silu, x.detach().T.requires_grad_()
     )
-    assert fused.gelu_tanh(torch.randn(0, 6)).shape == (0, 6)
+    assert training.gelu_tanh(torch.randn(0, 6)).shape == (0, 6)
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.3, 0.5])
@@ -265,7 +265,7 @@ def test_what_is_dropped_does_not_depend_on_threads():
 
 @pytest.fixture
 def small_ones_too(monkeypatch):
-    monkeypatch.setattr("heedful.model.fused.LARGE", 0)
+    monkeypatch.setattr("heedful.model.cpu.training.LARGE", 0)
 
 
 @pytest.mark.usefixtures("small_ones_too")
