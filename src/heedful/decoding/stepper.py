@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from heedful.model.architecture import LanguageModel, SequenceToSequence
-from heedful.model.cpu.decoding import Quick
+from heedful.model.cpu.decoding import Lowered
 from heedful.model.cpu.kernels import log_softmax
 
 
@@ -40,7 +40,7 @@ class SourceStepper:
         *,
         length: int,
         allowed: Tensor | None = None,
-        quick: Quick | None = None,
+        quick: Lowered | None = None,
     ) -> None:
         self.model = model
         self.steps = ModuleSteps(model, source, valid, length) if quick is None else quick.begin(source, valid, length)

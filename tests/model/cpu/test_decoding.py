@@ -5,7 +5,7 @@ import torch
 
 from heedful.decoding.stepper import SourceStepper
 from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
-from heedful.model.cpu.decoding import quick
+from heedful.model.cpu.decoding import lower
 from heedful.model.cpu.kernels import NATIVE
 from heedful.model.feedforward import FeedForward, FeedForwardConfig
 from heedful.model.initialise import initialise
@@ -51,7 +51,7 @@ def steppers(model):
     torch.manual_seed(0)
     source, valid = torch.randint(0, 50, (4, 7)), torch.ones(4, 7, dtype=torch.bool)
     valid[1, 4:] = False
-    made = [SourceStepper(model, source, valid, length=4, quick=decoder) for decoder in (None, quick(model))]
+    made = [SourceStepper(model, source, valid, length=4, quick=decoder) for decoder in (None, lower(model))]
     assert type(made[0].steps) is not type(made[1].steps)
     return made
 
@@ -106,7 +106,7 @@ def test_int8_too(least):
 @pytest.mark.parametrize("length", [1, 8, 16, 128, 129])
 def test_sources_of_every_length(length):
     model, source = build({}), torch.randint(0, 50, (4, length))
-    write(*(SourceStepper(model, source, None, length=4, quick=one) for one in (None, quick(model))), 2)
+    write(*(SourceStepper(model, source, None, length=4, quick=one) for one in (None, lower(model))), 2)
 
 
 @torch.inference_mode()
@@ -116,7 +116,7 @@ def test_an_encoder_it_does_not_know_is_left_to_its_modules():
     model = (
         EncoderDecoderConfig(vocab=50, width=16, encoder=encoder, decoder=stack).build().eval().requires_grad_(False)
     )
-    assert quick(model).encoder is None
+    assert lower(model).encoder is None
     write(*steppers(model), 2)
 
 
@@ -124,14 +124,14 @@ def test_an_encoder_it_does_not_know_is_left_to_its_modules():
 def test_where_there_is_nothing_to_see_nothing_is_seen():
     model, source, valid = build({}), torch.randint(0, 50, (2, 7)), torch.ones(2, 7, dtype=torch.bool)
     valid[1] = False
-    slow, fast = (SourceStepper(model, source, valid, length=4, quick=one) for one in (None, quick(model)))
+    slow, fast = (SourceStepper(model, source, valid, length=4, quick=one) for one in (None, lower(model)))
     tokens = torch.tensor([1, 2])
     torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=2e-5, rtol=1e-5)
 
 
 @torch.inference_mode()
 def test_rows_that_do_not_fit_are_refused_and_any_integers_will_do():
-    writing = quick(build({})).begin(torch.randint(0, 50, (2, 7), dtype=torch.int32), None, 4)
+    writing = lower(build({})).begin(torch.randint(0, 50, (2, 7), dtype=torch.int32), None, 4)
     with pytest.raises(ValueError, match="3 tokens for 0 rows of 2 sentences"):
         writing.advance(torch.tensor([1, 2, 3]))
     writing.advance(torch.tensor([1, 2, 3, 4], dtype=torch.int32))
@@ -142,7 +142,7 @@ def test_rows_that_do_not_fit_are_refused_and_any_integers_will_do():
 
 @torch.inference_mode()
 def test_torchs_default_type_does_not_matter():
-    model, source = quick(build({})), torch.randint(0, 50, (2, 7))
+    model, source = lower(build({})), torch.randint(0, 50, (2, 7))
     wanted = model.begin(source, None, 4).advance(torch.tensor([1, 2]))
     torch.set_default_dtype(torch.float64)
     try:
@@ -153,13 +153,13 @@ def test_torchs_default_type_does_not_matter():
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_it_does_not_know_is_left_to_the_modules(name):
-    assert quick(build(OTHERS[name])) is None
+    assert not lower(build(OTHERS[name]))
 
 
 @torch.no_grad()
 def test_the_next_text_sees_weights_and_biases_that_have_changed():
     model, tokens, source = build({}, head={"bias": True}), torch.tensor([1, 2, 3]), torch.randint(0, 50, (3, 7))
-    decoder = quick(model)
+    decoder = lower(model)
     for name in ("head.bias", "embedding.weight", "decoder.layers.0.feedforward.input.bias"):
         parameter = model.get_parameter(name)
         parameter.copy_(torch.randn(parameter.shape) / 4)
@@ -179,7 +179,7 @@ def test_many_rows_on_two_threads_and_sources_too_long_for_it(monkeypatch):
     try:
         for long in (128, 64):
             monkeypatch.setattr("heedful.model.cpu.decoding.LONG", long)
-            both = (SourceStepper(model, source, None, length=4, quick=one) for one in (None, quick(model)))
+            both = (SourceStepper(model, source, None, length=4, quick=one) for one in (None, lower(model)))
             slow, fast = both
             for _ in range(5):
                 torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=2e-5, rtol=1e-5)
@@ -189,13 +189,13 @@ def test_many_rows_on_two_threads_and_sources_too_long_for_it(monkeypatch):
 
 def test_without_kernels_the_modules_do_it(monkeypatch):
     monkeypatch.setattr("heedful.model.cpu.kernels.NATIVE", None)
-    assert quick(build({})) is None
+    assert not lower(build({}))
 
 
 @torch.inference_mode()
 def test_a_row_has_the_same_numbers_whatever_stands_beside_it():
     model = build({"placement": "pre"})
-    model, source = quick(model), torch.randint(0, 50, (9, 7))
+    model, source = lower(model), torch.randint(0, 50, (9, 7))
     together = model.begin(source, None, 4).advance(torch.arange(9))
     for row in range(9):
         alone = model.begin(source[row : row + 1], None, 4).advance(torch.tensor([row]))
@@ -205,7 +205,7 @@ def test_a_row_has_the_same_numbers_whatever_stands_beside_it():
 @torch.no_grad()
 def test_weights_that_were_exchanged_are_seen_by_the_next_text():
     model, other, source = build({}), build({}), torch.randint(0, 50, (2, 7))
-    laid = quick(model)
+    laid = lower(model)
     going, tokens = laid.begin(source, None, 4), torch.tensor([1, 2])
     first = going.advance(tokens)
     model.load_state_dict(other.state_dict(), assign=True)
@@ -242,13 +242,13 @@ class Doubled(FeedForward):
     ("decoder", lambda old: old.to(torch.bfloat16)),
 ])  # fmt: skip
 def test_a_part_that_was_replaced_is_not_passed_over(name, change):
-    assert quick(replaced(name, change)) is None
+    assert not lower(replaced(name, change))
 
 
 def test_a_hook_is_not_passed_over():
     model = build({})
     model.decoder.layers[0].feedforward.register_forward_hook(lambda *found: None)
-    assert quick(model) is None
+    assert not lower(model)
 
 
 @torch.inference_mode()

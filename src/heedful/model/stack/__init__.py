@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol, Self
 from torch import Tensor, nn
 
 from heedful.config import PartConfig
+from heedful.model.cpu.plan import Plan, Reason
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ class Stack(nn.Module):
     def new_cache(self, length: int) -> Cache:
         """An empty cache with room for this many tokens; it grows if more come."""
         raise NotImplementedError
+
+    def plan(self) -> Plan | Reason:
+        """What our CPU kernels need to run this, or why they cannot: a kernel is asked for by defining this method. It
+        is not inherited by a class that changes what is computed (see `cpu/door.py`)."""
+        return Reason("no kernel yet")
 
 
 class StackConfig(PartConfig):

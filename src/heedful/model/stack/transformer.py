@@ -10,6 +10,17 @@ from torch import Tensor, nn
 from heedful.config import Probability, Size
 from heedful.model.attention import HeadShape
 from heedful.model.cache import LayersCache
+from heedful.model.cpu.door import lower, lower_child
+from heedful.model.cpu.plan import (
+    IdentityPlan,
+    LayerPlan,
+    NormPlan,
+    PositionPlan,
+    Reason,
+    StackPlan,
+    differing,
+    first_reason,
+)
 from heedful.model.dropout import Dropout
 from heedful.model.feedforward import GATED, FeedForwardConfig
 from heedful.model.layer import Layer
@@ -217,6 +228,26 @@ class Transformer(Stack):
     def each_layer(self) -> list[Layer]:
         """The layers in the order in which they act; with shared weights it is the same one again and again."""
         return [cast(Layer, self.layers[index % len(self.layers)]) for index in range(self.depth)]
+
+    def plan(self) -> StackPlan | Reason:
+        position, lift = lower_child(self, "position", PositionPlan), lower_child(self, "lift", IdentityPlan)
+        dropout, norm = lower_child(self, "dropout", IdentityPlan), self._norm_plan("norm")
+        embedding_norm = self._norm_plan("embedding_norm")
+        plans = {id(layer): lower(layer, f"layers.{index}") for index, layer in enumerate(self.layers)}
+        layers = [plan for layer in self.each_layer() if isinstance(plan := plans[id(layer)], LayerPlan)]
+        if not (position and lift and dropout) or len(layers) < self.depth:
+            others = [plan or Reason("no layer") for plan in plans.values() if not isinstance(plan, LayerPlan)]
+            return first_reason(position, lift, dropout, *others)
+        if isinstance(norm, Reason) or isinstance(embedding_norm, Reason):
+            return first_reason(embedding_norm, norm)
+        for index, window in enumerate(self.windows):
+            if window is not None:
+                return Reason(f"window {window}: no kernel yet", f"layers.{index}.attention")
+        reason = differing(layers)
+        return StackPlan(tuple(layers), position, embedding_norm, norm, self.causal) if reason is None else reason
+
+    def _norm_plan(self, name: str) -> NormPlan | Reason | None:
+        return None if type(getattr(self, name)) is nn.Identity else lower_child(self, name, NormPlan)
 
     def _next_positions(self, x: Tensor, segments: Tensor | None, cache: LayersCache | None) -> Tensor:
         if segments is not None:

@@ -66,10 +66,10 @@ typedef struct {
     float *d_w;
     Count rows, outputs, inputs;
     int add;
-} Weighing;
+} WeightGradient;
 
 /* The outputs from `first` to `end`, `wide` panels of inputs, with both laid out. */
-INLINE void weigh_tiles(const Weighing *of, int wide, Count first, Count end, Count input, Count depth, const float *panel,
+INLINE void gradient_tiles(const WeightGradient *of, int wide, Count first, Count end, Count input, Count depth, const float *panel,
                         const float *tiles, int add) {
     for (Count output = first; output < end; output += TILE, tiles += TILE * ROWS) {
         float *to = of->d_w + output * of->inputs + input;
@@ -84,7 +84,7 @@ INLINE void weigh_tiles(const Weighing *of, int wide, Count first, Count end, Co
 }
 
 /* The outputs from `first` to `end`, the inputs from `left` to `right`. */
-FAST static void weigh(const Weighing *of, Count first, Count end, Count left, Count right, float *scratch) {
+FAST static void gradient_block(const WeightGradient *of, Count first, Count end, Count left, Count right, float *scratch) {
     Count inputs = of->inputs;
     float *by = scratch + ROWS * inputs;
     for (Count row = 0; row < of->rows; row += ROWS) {
@@ -97,32 +97,32 @@ FAST static void weigh(const Weighing *of, Count first, Count end, Count left, C
             lay_tiles(of->d_y + row * of->outputs + some, of->outputs, depth, until - some, by);
             Count input = left;
             for (; input + BESIDE * PANEL <= right; input += BESIDE * PANEL)
-                weigh_tiles(of, BESIDE, some, until, input, depth, scratch + input * ROWS, by, add);
+                gradient_tiles(of, BESIDE, some, until, input, depth, scratch + input * ROWS, by, add);
             for (; input < right; input += PANEL)
-                weigh_tiles(of, 1, some, until, input, depth, scratch + input * ROWS, by, add);
+                gradient_tiles(of, 1, some, until, input, depth, scratch + input * ROWS, by, add);
         }
     }
 }
 
-static Count weighing_room(Count inputs) { return ROWS * (inputs + SOME); }
+static Count gradient_room(Count inputs) { return ROWS * (inputs + SOME); }
 
-FAST static void weigh_all(const Weighing *of, float *scratch, int threads) {
+FAST static void weight_gradient(const WeightGradient *of, float *scratch, int threads) {
     threads = threads_for(of->rows * of->inputs * of->outputs, threads);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int part = 0; part < threads; part++) { /* each takes its share of what there is more of */
-        float *room = scratch + part * weighing_room(of->inputs);
+        float *room = scratch + part * gradient_room(of->inputs);
         Count all = of->inputs / PANEL, left = all * part / threads * PANEL, right = all * (part + 1) / threads * PANEL;
         if (of->inputs > of->outputs)
-            weigh(of, 0, of->outputs, left, right, room);
+            gradient_block(of, 0, of->outputs, left, right, room);
         else
-            weigh(of, of->outputs * part / threads, of->outputs * (part + 1) / threads, 0, of->inputs, room);
+            gradient_block(of, of->outputs * part / threads, of->outputs * (part + 1) / threads, 0, of->inputs, room);
     }
 }
 
 /* Room for what follows, in numbers: for weights laid out, and on the way back for rows. */
 static Count linear_room(Count inputs, Count outputs, int back, int threads) {
-    Count laid = 2 * inputs * outputs, weighed = threads * weighing_room(inputs > outputs ? inputs : outputs);
-    return back && weighed > laid ? weighed : laid;
+    Count laid = 2 * inputs * outputs, gradients = threads * gradient_room(inputs > outputs ? inputs : outputs);
+    return back && gradients > laid ? gradients : laid;
 }
 
 typedef struct {
@@ -145,8 +145,8 @@ FAST static void linear_back(const Linear *of, float *scratch, int threads) {
         lay_inputs(of->weight, out, in, scratch, threads);
         EACH_BLOCK(map_rows(of->d_y + first * out, scratch, NULL, of->d_x + first * in, count, out, in, 0));
     }
-    Weighing job = {.d_y = of->d_y, .x = of->x, .d_w = of->d_w, .rows = rows, .outputs = out, .inputs = in};
-    if (of->d_w) weigh_all(&job, scratch, threads);
+    WeightGradient job = {.d_y = of->d_y, .x = of->x, .d_w = of->d_w, .rows = rows, .outputs = out, .inputs = in};
+    if (of->d_w) weight_gradient(&job, scratch, threads);
 }
 
 /* y = W2 f(W1 x + b1) + b2. `inner` is what f is given, `active` what it makes of it; of a ReLU they are the same. */
@@ -186,10 +186,10 @@ FAST static void feed_back(const Network *of, float *scratch, int threads) {
     lay_inputs(of->second, of->width, of->hidden, scratch, threads);
     lay_inputs(of->first, of->hidden, of->width, scratch + size, threads);
     EACH_BLOCK(feed_back_some(of, scratch, first, count));
-    Weighing first = {.d_y = of->d_inner, .x = of->x, .d_w = of->d_first, .rows = rows, .outputs = of->hidden,
+    WeightGradient first = {.d_y = of->d_inner, .x = of->x, .d_w = of->d_first, .rows = rows, .outputs = of->hidden,
                       .inputs = of->width};
-    Weighing second = {.d_y = of->d_y, .x = of->active, .d_w = of->d_second, .rows = rows, .outputs = of->width,
+    WeightGradient second = {.d_y = of->d_y, .x = of->active, .d_w = of->d_second, .rows = rows, .outputs = of->width,
                        .inputs = of->hidden};
-    if (of->d_first) weigh_all(&first, scratch, threads);
-    if (of->d_second) weigh_all(&second, scratch, threads);
+    if (of->d_first) weight_gradient(&first, scratch, threads);
+    if (of->d_second) weight_gradient(&second, scratch, threads);
 }
