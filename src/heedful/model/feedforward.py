@@ -77,7 +77,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor, *, mask: Mask) -> Tensor:
         whole = feed_forward(
             *(x, self.input, self.output),
-            kind=self._kind(),
+            kind=self.kind(),
             gated=self.gated,
             kernel=self.kernel,
             dropout=self.dropout.p if self.training else 0.0,
@@ -92,7 +92,7 @@ class FeedForward(nn.Module):
 
     def plan(self) -> FeedForwardPlan | Reason:
         first, second = lower_child(self, "input", LinearPlan), lower_child(self, "output", LinearPlan)
-        dropout, kind = lower_child(self, "dropout", IdentityPlan), self._kind()
+        dropout, kind = lower_child(self, "dropout", IdentityPlan), self.kind()
         if not (first and second and dropout):
             return first_reason(first, second, dropout)
         if self.kernel != 1:
@@ -104,7 +104,7 @@ class FeedForward(nn.Module):
             return Reason(f"linear maps to {first.parts} and from {hidden} do not fit")
         return FeedForwardPlan(first, second, kind, self.gated)
 
-    def _kind(self) -> str | None:
+    def kind(self) -> str | None:
         """The name of its function, which may have been replaced; None = an unknown one."""
         return next((name for name, function in FUNCTIONS.items() if function is self.function), None)
 

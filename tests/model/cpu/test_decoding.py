@@ -10,6 +10,7 @@ from heedful.model.cpu.kernels import NATIVE
 from heedful.model.feedforward import FeedForward, FeedForwardConfig
 from heedful.model.initialise import initialise
 from heedful.model.int8 import quantize_int8
+from tests.model.cpu.both import build, steppers, write
 
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="no kernels were compiled")
 
@@ -37,39 +38,6 @@ OTHERS = {
     "grouped": {"attention": {"heads": 4, "kv_heads": 2}},
     "window": {"attention": {"heads": 2, "window": 3}},
 }
-
-
-def build(changes, **more):
-    stack = {"layers": 2, "attention": {"heads": 2}, "feedforward": {"hidden": 24}, **changes}
-    encoder = {key: value for key, value in stack.items() if key != "cross"}
-    model = EncoderDecoderConfig(vocab=50, width=16, encoder=encoder, decoder=stack, **more).build().eval()
-    initialise(model, "xavier")
-    return model.requires_grad_(False)
-
-
-def steppers(model):
-    torch.manual_seed(0)
-    source, valid = torch.randint(0, 50, (4, 7)), torch.ones(4, 7, dtype=torch.bool)
-    valid[1, 4:] = False
-    made = [SourceStepper(model, source, valid, length=4, quick=decoder) for decoder in (None, lower(model))]
-    assert type(made[0].steps) is not type(made[1].steps)
-    return made
-
-
-def write(slow, fast, beams, error=2e-5):
-    """Both write the same, as a search has them do it: one row to a sentence, then several; sentences leave."""
-    rows, sentences = torch.arange(4), 4
-    for step in range(11):  # beyond the room there was
-        tokens = torch.randint(0, 50, (len(rows),))
-        torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=error, rtol=error)
-        now, left = len(rows) // sentences, None
-        if step in (3, 7):  # one in the middle leaves, then the first
-            left = torch.tensor([0, 2, 3] if step == 3 else [1, 2])
-        places = torch.arange(sentences) if left is None else left
-        rows = (torch.randint(0, now, (len(places), beams)) + places[:, None] * now).flatten()
-        sentences = len(places)
-        for one in (slow, fast):
-            one.select(rows, left)
 
 
 @torch.inference_mode()

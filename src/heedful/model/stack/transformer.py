@@ -233,11 +233,10 @@ class Transformer(Stack):
         position, lift = lower_child(self, "position", PositionPlan), lower_child(self, "lift", IdentityPlan)
         dropout, norm = lower_child(self, "dropout", IdentityPlan), self._norm_plan("norm")
         embedding_norm = self._norm_plan("embedding_norm")
-        plans = {id(layer): lower(layer, f"layers.{index}") for index, layer in enumerate(self.layers)}
-        layers = [plan for layer in self.each_layer() if isinstance(plan := plans[id(layer)], LayerPlan)]
+        unique = [lower(layer, f"layers.{index}") for index, layer in enumerate(self.layers)]
+        layers = [plan for plan in unique if isinstance(plan, LayerPlan)] * (self.depth // len(unique))
         if not (position and lift and dropout) or len(layers) < self.depth:
-            others = [plan or Reason("no layer") for plan in plans.values() if not isinstance(plan, LayerPlan)]
-            return first_reason(position, lift, dropout, *others)
+            return first_reason(position, lift, dropout, *unique, Reason("layers of another kind: no kernel yet"))
         if isinstance(norm, Reason) or isinstance(embedding_norm, Reason):
             return first_reason(embedding_norm, norm)
         for index, window in enumerate(self.windows):
