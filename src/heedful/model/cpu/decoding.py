@@ -21,7 +21,7 @@ def lower(model: nn.Module) -> "Lowered | Reason":
     changed, which a fused optimizer does not (the training loop makes up for it). Where a part has no kernel, or none
     were compiled, the reason: then the modules decode."""
     plan = _plan(model)
-    return plan if isinstance(plan, Reason) else Lowered(model)
+    return plan if isinstance(plan, Reason) else Lowered(model, plan)
 
 
 def _plan(model: nn.Module) -> EncoderDecoderPlan | Reason:
@@ -38,24 +38,27 @@ class Lowered:
     `encoder_reason`, `head_reason`: why these are left to their modules; None = they are not.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, plan: EncoderDecoderPlan) -> None:
         self.model = model
         self.owners = [(module._parameters, name) for module in model.modules() for name in module._parameters]
-        self.version: list[tuple[int, int]] = []
-        self.refresh()
+        self.version = self._version()
+        self._lay_out(plan)
 
     def refresh(self) -> None:
         """Lay out the weights if they have changed. Copies of this process then share them."""
-        held = [parameter for owner, name in self.owners if (parameter := owner[name]) is not None]
-        version = [(one.data_ptr(), 0 if one.is_inference() else one._version) for one in held]
+        version = self._version()
         if version != self.version:
-            self._lay_out()
+            plan = _plan(self.model)
+            if not plan:
+                raise ValueError(f"the model was changed since it was lowered: {plan}; lower it again")
+            self._lay_out(plan)
             self.version = version
 
-    def _lay_out(self) -> None:
-        plan = _plan(self.model)
-        if not plan:
-            raise ValueError(f"the model was changed since it was lowered: {plan}; lower it again")
+    def _version(self) -> list[tuple[int, int]]:
+        held = [parameter for owner, name in self.owners if (parameter := owner[name]) is not None]
+        return [(one.data_ptr(), 0 if one.is_inference() else one._version) for one in held]
+
+    def _lay_out(self, plan: EncoderDecoderPlan) -> None:
         self.plan = plan
         self.encoder_reason = plan.encoder if isinstance(plan.encoder, Reason) else None
         self.head_reason = plan.head if isinstance(plan.head, Reason) else None

@@ -121,7 +121,7 @@ def tensors(given: Iterable[Tensor]) -> Reason | None:
     """Of what any kernel takes: float32 on a CPU, side by side along the last axis."""
     if kernels.NATIVE is None:
         return no_kernels()
-    if torch.compiler.is_compiling():  # which would take sizes for facts
+    if torch.compiler.is_compiling():
         return COMPILING
     for x in given:
         if x.dtype is not torch.float32:
@@ -135,6 +135,8 @@ def tensors(given: Iterable[Tensor]) -> Reason | None:
 
 def whole_tensors(given: Iterable[Tensor]) -> Reason | None:
     """The same for kernels that take a tensor as one row of numbers."""
+    if torch.compiler.is_compiling():
+        return COMPILING
     given = list(given)
     for x in given:
         if not x.is_contiguous():
@@ -144,9 +146,19 @@ def whole_tensors(given: Iterable[Tensor]) -> Reason | None:
     return tensors(given)
 
 
+def not_training() -> Reason | None:
+    """What is asked first, since it costs least, and since a graph that is traced would take sizes for facts."""
+    if torch.compiler.is_compiling():
+        return COMPILING
+    return None if torch.is_grad_enabled() else NOT_TRAINED
+
+
 def trained(x: Tensor, weights: Sequence[Tensor], others: Iterable[Tensor | None] = ()) -> Reason | None:
     """Of x and weights that are trained now. Weights are multiples of 16 along each axis."""
-    if not torch.is_grad_enabled() or not (x.requires_grad or any(one.requires_grad for one in weights)):
+    reason = not_training()
+    if reason is not None:
+        return reason
+    if not x.requires_grad and not any(one.requires_grad for one in weights):
         return NOT_TRAINED
     if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
         return AUTOCAST
@@ -218,10 +230,9 @@ def chunked_loss(states: Tensor, weight: Tensor) -> Reason | None:
     """Of computing a loss a few rows at a time, forwards and backwards at once; by torch's products too."""
     if states.device.type != "cpu":
         return Reason(f"on {states.device.type}")
-    if not torch.is_grad_enabled():
-        return NOT_TRAINED
-    if torch.compiler.is_compiling():
-        return COMPILING
+    reason = not_training()
+    if reason is not None:
+        return reason
     if torch.is_autocast_enabled("cpu"):
         return AUTOCAST
     return EMPTY if len(states) * len(weight) < LEAST_SCORES else None

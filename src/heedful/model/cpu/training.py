@@ -28,7 +28,8 @@ def attend(
     """softmax(scale q k' + mask) v. For shapes see `Mix`; `biased`: there is more to add to the scores."""
     (batch, heads, queries, head), (kv_heads, keys) = query.shape, key.shape[1:3]
     if (
-        door.attention(heads=heads, kv_heads=kv_heads, head=head, dropout=dropout, biased=biased) is not None
+        torch.compiler.is_compiling()
+        or door.attention(heads=heads, kv_heads=kv_heads, head=head, dropout=dropout, biased=biased) is not None
         or keys > door.MOST_KEYS
         or mask.blocks is not None
         or key.shape != value.shape
@@ -198,7 +199,7 @@ def feed_forward(
     x: Tensor, first: nn.Module, second: nn.Module, *, kind: str | None, gated: bool, kernel: int, dropout: float
 ) -> Tensor | None:
     """W2 f(W1 x + b1) + b2, some rows at a time; `kind` names f, see `door.network`."""
-    if not torch.is_grad_enabled():
+    if door.not_training() is not None:
         return None
     found = door.network(first, second, kind=kind, gated=gated, kernel=kernel, dropout=dropout)
     if not found or kind is None:
@@ -287,7 +288,7 @@ class _Activate(torch.autograd.Function):
 
 def dropout(x: Tensor | None, y: Tensor, p: float) -> Tensor | None:
     """x + dropout(y), or dropout(y). What is dropped is drawn again on the way back, so that nothing need be kept."""
-    if p == 1 or (x is not None and x.shape != y.shape) or door.whole_tensors([y] if x is None else [x, y]) is not None:
+    if p == 1 or door.whole_tensors([y] if x is None else [x, y]) is not None or (x is not None and x.shape != y.shape):
         return None
     seed = int(torch.empty((), dtype=torch.int64).random_())
     return _Dropped.apply(x, y, p, seed)
@@ -321,7 +322,7 @@ def _drop(x: Tensor | None, y: Tensor, p: float, seed: int) -> Tensor:
 def add_norm(x: Tensor, v: Tensor | None, norm: nn.Module, p: float) -> Tensor | None:
     """norm(x + dropout(v)), or norm(x). The sum is not kept: it is recovered from the norm's output, where its weights
     allow that."""
-    if not torch.is_grad_enabled() or p == 1 or (v is None and x.numel() < door.LARGE):
+    if door.not_training() is not None or p == 1 or (v is None and x.numel() < door.LARGE):
         return None
     plan = door.norm(norm)
     if not plan or plan.weight.shape != x.shape[-1:] or (v is not None and v.shape != x.shape):

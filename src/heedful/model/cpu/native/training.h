@@ -121,20 +121,20 @@ typedef struct {
     const float *additive; /* or NULL */
     Count end;           /* the first that is not seen */
     float scale;
-} Sight;
+} Visible;
 
-static Sight sight_of(const Attention *of, Count batch, Count query) {
+static Visible visible_to(const Attention *of, Count batch, Count query) {
     Count end = of->causal && query + 1 < of->keys ? query + 1 : of->keys;
     const float *additive = of->additive ? of->additive + batch * of->additive_batch + query * of->additive_query : NULL;
-    return (Sight){additive, end, of->scale};
+    return (Visible){additive, end, of->scale};
 }
 
-INLINE Eight seen_at(const Sight *sight, const float *x, Count i) {
-    Eight value = load(x + i) * sight->scale;
-    if (i + 8 <= sight->end) return sight->additive ? value + load(sight->additive + i) : value;
-    if (sight->additive && i < sight->end) value += some_of(sight->additive + i, sight->end - i);
+INLINE Eight seen_at(const Visible *visible, const float *x, Count i) {
+    Eight value = load(x + i) * visible->scale;
+    if (i + 8 <= visible->end) return visible->additive ? value + load(visible->additive + i) : value;
+    if (visible->additive && i < visible->end) value += some_of(visible->additive + i, visible->end - i);
     {
-        Whole there = (Whole){0, 1, 2, 3, 4, 5, 6, 7} + (int32_t)i < (int32_t)sight->end;
+        Whole there = (Whole){0, 1, 2, 3, 4, 5, 6, 7} + (int32_t)i < (int32_t)visible->end;
         value = (Eight)(((Whole)value & there) | ((Whole)((Eight){0} - INFINITY) & ~there));
     }
     return value;
@@ -142,12 +142,12 @@ INLINE Eight seen_at(const Sight *sight, const float *x, Count i) {
 
 /* In place: exponents, from the largest on; `sum` of them. Gives the logarithm of what the exponents of the scores
    themselves would add up to. */
-INLINE float exponents(const Sight *sight, float *x, Count size, float *sum) {
+INLINE float exponents(const Visible *visible, float *x, Count size, float *sum) {
     Eight most = (Eight){0} - INFINITY, all = {0};
-    for (Count i = 0; i < size; i += 8) most = larger(seen_at(sight, x, i), most);
+    for (Count i = 0; i < size; i += 8) most = larger(seen_at(visible, x, i), most);
     float largest = largest_of((const float *)&most, 8);
     for (Count i = 0; i < size; i += 8) {
-        Eight value = exponential(seen_at(sight, x, i) - largest);
+        Eight value = exponential(seen_at(visible, x, i) - largest);
         store(x + i, value);
         all += value;
     }
@@ -168,8 +168,8 @@ FAST static void attend(const Attention *of, Count batch, Count head, float *scr
         Count rows = of->queries - first < block ? of->queries - first : block, seen = seen_by(of, first + rows);
         multiply(query + first * of->query.time, of->query.time, 1, keys, room, of->head, scores, room, rows, seen, 0);
         for (Count row = 0; row < rows; row++) {
-            Sight sight = sight_of(of, batch, first + row);
-            float log_sum = exponents(&sight, scores + row * room, seen, &sums[row]);
+            Visible visible = visible_to(of, batch, first + row);
+            float log_sum = exponents(&visible, scores + row * room, seen, &sums[row]);
             if (of->sums) of->sums[(batch * of->heads + head) * of->queries + first + row] = log_sum;
         }
         if (seen > of->keys) seen = of->keys;
@@ -203,9 +203,9 @@ FAST static void attend_back(const Attention *of, Count batch, Count head, float
             Eight both = {0};
             for (Count i = 0; i < width; i += 8) both += load(d + i) * load(made + i);
             float mean = sum_of(both);
-            Sight sight = sight_of(of, batch, first + row);
+            Visible visible = visible_to(of, batch, first + row);
             for (Count i = 0; i < seen; i += 8) {
-                Eight p = exponential(seen_at(&sight, weight, i) - sum);
+                Eight p = exponential(seen_at(&visible, weight, i) - sum);
                 store(weight + i, p);
                 store(slope + i, p * (load(slope + i) - mean) * of->scale);
             }
