@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from heedful.model.cpu import door
-from heedful.model.cpu.training import cross_entropy_, vocabulary_products
+from heedful.model.cpu.loss import cross_entropy_, vocabulary_products
 
 HELD = 4_000_000  # scores held at a time: few enough for the cache, enough for fast products
 

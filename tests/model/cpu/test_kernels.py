@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.model.cpu import kernels
-from heedful.model.cpu.kernels import MISSING, NATIVE, Layers, Panels, Texts
+from heedful.model.cpu.kernels import MISSING, NATIVE, Panels
+from heedful.model.cpu.layers import STRUCTS, Layers, Texts
 
 sizes = st.integers(1, 600)
 SWITCH = "HEEDFUL_KERNELS"
@@ -200,7 +201,8 @@ def layers(width=16, heads=2, *, cross=True, **changes):
     names |= {"cross_query": (1, 1), "cross_output": (1, 1)} if cross else {}
     shapes = {name: (rows * width, columns * width) for name, (rows, columns) in names.items()} | changes
     maps = {name: Panels(torch.randn(shape)) for name, shape in shapes.items()}
-    norms = {name: (torch.ones(width), None) for name in ("attention_norm", "feedforward_norm", "cross_norm")}
+    norms = {name: (torch.ones(width), None) for name in ("attention_norm", "feedforward_norm")}
+    norms |= {"cross_norm": (torch.ones(width), None)} if cross else {}
     style = {"width": width, "heads": heads, "cross_heads": heads, "scale": 1.0, "cross_scale": 1.0, "eps": 1e-5}
     return Layers({**style, "pre": 0, "rms": 0, "kind": 0, "gated": 0}, [maps], [norms])
 
@@ -219,6 +221,21 @@ def sources(sentences=2, source=5):
 def test_layers_of_other_sizes_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         layers(**change)
+
+
+@needed
+def test_a_field_that_nobody_fills_in_is_refused():
+    """Were a struct of native/fields.h to get a new one, Python could not forget it."""
+    maps, norms = layers().held
+    style = {name: 1 for name in STRUCTS["Style"].names if name != "threads"} | {"width": 16, "gated": 0}
+    Layers(style, maps, norms)
+    with pytest.raises(ValueError, match="a style lacks cross_scale, eps"):
+        Layers({name: style[name] for name in style if name not in ("eps", "cross_scale")}, maps, norms)
+    for lacking in ("output", "cross_query"):
+        with pytest.raises(ValueError, match=f"a layer lacks {lacking}"):
+            Layers(style, [{name: one for name, one in maps[0].items() if name != lacking}], norms)
+    with pytest.raises(ValueError, match="a layer lacks attention_norm"):
+        Layers(style, maps, [{name: one for name, one in norms[0].items() if name != "attention_norm"}])
 
 
 @needed
@@ -301,13 +318,13 @@ def test_what_is_largest_must_exist(dtype):
 @needed
 def test_structs_are_as_c_has_them():
     """One after the other without gaps that Python would not know of, and with every address in eight bytes."""
-    assert set(kernels.STRUCTS) == {"Map", "Norm", "Layer", "Style"}
-    for name, found in kernels.STRUCTS.items():
+    assert set(STRUCTS) == {"Map", "Norm", "Layer", "Style"}
+    for name, found in STRUCTS.items():
         ends = [found.fields[field][1] + found.fields[field][0].itemsize for field in found.names]
         assert sorted(ends) == ends and found.itemsize - ends[-1] < 8, name
-    assert kernels.STRUCTS["Layer"]["output"] == kernels.STRUCTS["Map"]
+    assert STRUCTS["Layer"]["output"] == STRUCTS["Map"]
     for field in ("weight", "scales", "bias"):
-        assert kernels.STRUCTS["Map"][field] == "int64"
+        assert STRUCTS["Map"][field] == "int64"
     made = layers()
     assert made.style["width"] == 16 and made.style["layers"] == 1 and not made.style["threads"]
     assert made.table["outer"]["depth"][0] == 32 and made.table["cross_query"]["columns"][0] == 16

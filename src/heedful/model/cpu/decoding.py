@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from heedful.model.cpu import door, kernels
 from heedful.model.cpu.door import KINDS
-from heedful.model.cpu.kernels import Layers, Panels, Texts, floats
+from heedful.model.cpu.kernels import Panels, floats
+from heedful.model.cpu.layers import Layers, Texts
 from heedful.model.cpu.plan import EncoderDecoderPlan, LayerPlan, NormPlan, Reason, StackPlan, TablePlan
 
 LONG = 128  # source tokens from which on torch's products of whole sentences are faster than rows one by one

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from heedful.model.cpu import kernels
 from heedful.model.cpu.plan import IdentityPlan, LinearPlan, NormPlan, Plan, Reason
+from heedful.model.mask import Mask
 
 KINDS = ["relu", "gelu", "gelu_tanh", "silu"]  # the functions of a feed-forward, as native/rows.h numbers them
 WIDE = 16  # the widths of a head, of a linear map, of a norm are multiples of it
@@ -110,6 +111,8 @@ AUTOCAST = Reason("autocast: no kernel yet")
 EMPTY = Reason("there is nothing to compute")
 STRIDED = Reason("the numbers do not lie side by side")
 MISFIT = Reason("the shapes do not fit the kernel")
+MANY_KEYS = Reason(f"more than {MOST_KEYS} keys: torch is faster")
+BLOCKS = Reason("blocks of keys: no kernel yet")
 FEW_ROWS = Reason(f"fewer than {FEW} rows: torch is faster")
 
 
@@ -185,6 +188,25 @@ def attention(*, heads: int, kv_heads: int, head: int, dropout: float, biased: b
     if kv_heads != heads:
         return Reason("grouped heads: no kernel yet")
     return Reason(f"head {head} is no multiple of {WIDE}") if head % WIDE else None
+
+
+def attention_now(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask, *, dropout: float, biased: bool
+) -> Reason | None:
+    """The same of tensors; for shapes see `Mix`."""
+    if torch.compiler.is_compiling():
+        return COMPILING
+    (batch, heads, _, head), (kv_heads, keys) = query.shape, key.shape[1:3]
+    reason = attention(heads=heads, kv_heads=kv_heads, head=head, dropout=dropout, biased=biased)
+    if reason is not None:
+        return reason
+    if key.shape != value.shape or key.shape[::3] != (batch, head):
+        return MISFIT
+    if not query.numel() or not key.numel():
+        return EMPTY
+    if keys > MOST_KEYS:
+        return MANY_KEYS
+    return BLOCKS if mask.blocks is not None else tensors((query, key, value))
 
 
 def network(

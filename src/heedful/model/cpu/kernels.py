@@ -2,17 +2,16 @@
 
 Where that was not possible, or the processor lacks what they need, `NATIVE` is None and torch does everything;
 HEEDFUL_KERNELS=off in the environment asks for that, avx2 for those without AVX-512. C does not check what it is given:
-the functions here do, what stays the same once (`Layers`, `Texts`), what changes at each call.
+the functions here do.
 """
 
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -42,19 +41,6 @@ def _compiled() -> tuple[Any, str]:
 
 
 NATIVE, MISSING = _compiled()
-
-
-def _structs() -> dict[str, np.dtype]:
-    """The structs of native/fields.h, as the compiled module describes them."""
-    found: dict[str, np.dtype] = {}
-    for name, (size, fields) in NATIVE.STRUCTS.items() if NATIVE is not None else ():
-        names, types, offsets = zip(*fields, strict=True)
-        formats = [found[one] if one in found else np.dtype(one) for one in types]
-        found[name] = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
-    return found
-
-
-STRUCTS = _structs()
 
 
 def suits(*tensors: Tensor) -> bool:
@@ -109,8 +95,8 @@ class Panels:
     @property
     def fields(self) -> dict[str, int]:
         """`Map` of native/fields.h; as long as these panels are there."""
-        addresses = {name: _at(getattr(self, name)) for name in ("scales", "bias")}
-        return {"weight": _at(self.values), **addresses, "depth": self.depth, "columns": self.columns}
+        addresses = {name: address(getattr(self, name)) for name in ("scales", "bias")}
+        return {"weight": address(self.values), **addresses, "depth": self.depth, "columns": self.columns}
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: anything depth -> anything columns"""
@@ -129,8 +115,8 @@ class Panels:
             raise ValueError(f"{list(x.shape)} to {list(y.shape)} with weights of {self.columns} x {self.depth}")
         rows = x.numel() // self.depth
         rounded = None if self.scales is None else floats(rows * (2 + self.depth // 2))
-        weights = (self.values.data_ptr(), _at(self.scales), _at(self.bias), self.depth, self.columns)
-        NATIVE.product(*weights, x.data_ptr(), y.data_ptr(), rows, add, relu, torch.get_num_threads(), _at(rounded))
+        weights = (self.values.data_ptr(), address(self.scales), address(self.bias), self.depth, self.columns)
+        NATIVE.product(*weights, x.data_ptr(), y.data_ptr(), rows, add, relu, torch.get_num_threads(), address(rounded))
 
     def rows(self, numbers: Tensor) -> Tensor:
         """Rows of W."""
@@ -179,17 +165,17 @@ def embed(tokens: Tensor, table: Tensor | Panels, factor: float, positions: Tens
     assert NATIVE is not None
     tokens = tokens.long().contiguous()
     if isinstance(table, Panels):
-        address, scales, width, size = table.values.data_ptr(), _at(table.scales), table.depth, table.columns
+        values, scales, width, size = table.values.data_ptr(), address(table.scales), table.depth, table.columns
         fit = table.scales is not None
     else:
-        address, scales, (size, width) = table.data_ptr(), 0, table.shape
-        fit = _is_plain(table)
+        values, scales, (size, width) = table.data_ptr(), 0, table.shape
+        fit = is_plain(table)
     period = len(positions)
-    if not fit or not period or positions.shape[1] != width or not _is_plain(positions) or tokens.numel() % period:
+    if not fit or not period or positions.shape[1] != width or not is_plain(positions) or tokens.numel() % period:
         given = f"{list(tokens.shape)} tokens and {list(positions.shape)} positions"
         raise ValueError(f"{given} do not fit a table of {size} x {width}")
     x = floats(tokens.numel(), width)
-    at = (tokens.data_ptr(), address, scales)
+    at = (tokens.data_ptr(), values, scales)
     NATIVE.embed(*at, factor, positions.data_ptr(), period, x.data_ptr(), len(x), width, size)
     return x
 
@@ -198,11 +184,11 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, rms: bool, eps: floa
     """LayerNorm or RMSNorm of each row of x, in place."""
     assert NATIVE is not None
     rows, width = x.shape
-    if weight.shape != (width,) or not _is_plain(x) or not _is_plain(weight):
+    if weight.shape != (width,) or not is_plain(x) or not is_plain(weight):
         raise ValueError(f"a norm of {list(weight.shape)} does not fit {list(x.shape)}")
-    if bias is not None and (bias.shape != (width,) or not _is_plain(bias)):
+    if bias is not None and (bias.shape != (width,) or not is_plain(bias)):
         raise ValueError(f"a bias of {list(bias.shape)} does not fit {list(x.shape)}")
-    NATIVE.norm(weight.data_ptr(), _at(bias), rms, eps, x.data_ptr(), rows, width, torch.get_num_threads())
+    NATIVE.norm(weight.data_ptr(), address(bias), rms, eps, x.data_ptr(), rows, width, torch.get_num_threads())
 
 
 def attention_room(keys: int, head: int) -> int:
@@ -211,133 +197,13 @@ def attention_room(keys: int, head: int) -> int:
     return torch.get_num_threads() * int(NATIVE.attention_room(keys, head))
 
 
-class Layers:
-    """A stack, as native/ runs it: its `Style`, a `Layer` each, and all that these point to.
-
-    maps    for each layer, its linear maps by their name in `Layer`; a stack without `cross_query` only encodes
-    norms   for each layer, weight and bias of its norms by their name in `Layer`
-    """
-
-    def __init__(
-        self,
-        style: Mapping[str, float],
-        maps: Sequence[Mapping[str, Panels]],
-        norms: Sequence[Mapping[str, tuple[Tensor, Tensor | None]]],
-    ) -> None:
-        self.width, self.heads, self.cross_heads = int(style["width"]), int(style["heads"]), int(style["cross_heads"])
-        self.hidden, self.gated = maps[0]["outer"].depth, bool(style["gated"])
-        self.held = (maps, norms)  # what the structs point to
-        for name in ("heads", "cross_heads"):
-            count = int(style[name])
-            if count < 1 or self.width % count or self.width // count % 8:
-                raise ValueError(f"{count} {name} do not split a width of {self.width} into multiples of 8")
-        self.style = np.zeros((), STRUCTS["Style"])
-        for name, value in {**style, "layers": len(maps)}.items():
-            self.style[name] = value
-        self.table = np.zeros(len(maps), STRUCTS["Layer"])
-        for index, (layer_maps, layer_norms) in enumerate(zip(maps, norms, strict=True)):
-            self._check(layer_maps, layer_norms)
-            for name, panels in layer_maps.items():
-                for field, value in panels.fields.items():
-                    self.table[name][field][index] = value
-            for name, (weight, bias) in layer_norms.items():
-                self.table[name]["weight"][index], self.table[name]["bias"][index] = _at(weight), _at(bias)
-        self.style_at, self.table_at = self.style.ctypes.data, self.table.ctypes.data
-        inner = self.hidden * (1 + self.gated)
-        self.row = 5 * self.width + inner + max(self.width, self.hidden) // 2 + 2  # the scratch that a row takes
-
-    def _check(self, maps: Mapping[str, Panels], norms: Mapping[str, tuple[Tensor, Tensor | None]]) -> None:
-        width, hidden = self.width, self.hidden
-        shapes = {
-            "query_key_value": (3 * width, width),
-            "output": (width, width),
-            "cross_query": (width, width),
-            "cross_output": (width, width),
-            "inner": (hidden * (1 + self.gated), width),
-            "outer": (width, hidden),
-        }
-        for name, panels in maps.items():
-            shape = (panels.columns, panels.depth)
-            if shape != shapes[name]:
-                raise ValueError(f"{name} is {shape}, but must be {shapes[name]}")
-        for name, pair in norms.items():
-            for one in pair:
-                if one is not None and (one.shape != (width,) or not _is_plain(one)):
-                    raise ValueError(f"{name} of {list(one.shape)} does not fit a width of {width}")
-
-    def _scratch(self, rows: int, more: int = 0) -> Tensor:
-        return floats(rows * self.row + more)
-
-    def encode(self, x: Tensor, additive: Tensor) -> None:
-        """An encoder, in place. x: (sentences source) width; additive: sentences source, added to the scores, with -inf
-        up to a multiple of eight."""
-        assert NATIVE is not None
-        (rows, width), (sentences, room) = x.shape, additive.shape
-        source = rows // max(1, sentences)
-        fit = width == self.width and source * sentences == rows > 0 and room == source + -source % 8
-        if not fit or not _is_plain(x) or not _is_plain(additive):
-            raise ValueError(f"{list(x.shape)} with a mask of {list(additive.shape)} in layers of width {self.width}")
-        more = max(2 * additive.numel() * width, attention_room(source, width // self.heads))
-        scratch = self._scratch(rows, more)
-        at = (self.table_at, x.data_ptr(), scratch.data_ptr(), additive.data_ptr())
-        NATIVE.encode(self.style_at, torch.get_num_threads(), *at, sentences, source)
-
-    def step(self, texts: "Texts", x: Tensor, additive: Tensor, origin: Tensor, length: int) -> None:
-        """A step of a decoder, in place. x: rows width; additive: as above; origin: rows room, the slot in which a
-        row's token of each time stands; `length` counts the newest."""
-        assert NATIVE is not None
-        rows, sentences, source = len(x), texts.sentences, texts.source
-        if (
-            x.shape[1] != self.width
-            or origin.shape != (rows, texts.room)
-            or additive.shape != (sentences, source)
-            or rows % sentences
-            or not 0 < rows <= texts.slots
-            or not 0 < length <= texts.room
-            or texts.layers is not self
-            or not (_is_plain(x) and _is_plain(additive) and origin.dtype is torch.int32 and origin.is_contiguous())
-        ):
-            raise ValueError(
-                f"step {length} of {rows} rows does not fit {sentences} sentences with room for {texts.slots} rows of "
-                f"{texts.room} tokens"
-            )
-        scratch = self._scratch(rows)
-        at = (texts.table_at, x.data_ptr(), scratch.data_ptr(), additive.data_ptr(), origin.data_ptr())
-        sizes = (rows, sentences, source, texts.slots, texts.room, length)
-        NATIVE.step(self.style_at, torch.get_num_threads(), *at, *sizes)
-
-
-class Texts:
-    """The texts that layers are writing: a store of their keys and values (layers room slots 2 width), and a source for
-    each layer."""
-
-    def __init__(self, layers: Layers, store: Tensor, sources: Sequence[Source]) -> None:
-        count, self.room, self.slots = store.shape[:3]
-        self.sentences, heads, head, self.source = sources[0].keys.shape
-        keys = (self.sentences, layers.cross_heads, layers.width // layers.cross_heads, self.source)
-        values = (*keys[:2], *reversed(keys[2:]))
-        if (
-            "cross_query" not in layers.held[0][0]
-            or not len(layers.table) == count == len(sources)
-            or store.shape[3:] != (2, layers.width)
-            or self.source % 8
-            or any(one.keys.shape != keys or one.values.shape != values for one in sources)
-            or not all(_is_plain(one) for source in sources for one in (source.keys, source.values, store))
-        ):
-            raise ValueError(f"a store of {list(store.shape)} and {heads} heads of {head} do not fit these layers")
-        self.layers, self.held = layers, (store, sources)
-        self.table = layers.table.copy()
-        self.table["store"] = [one.data_ptr() for one in store]
-        self.table["keys"] = [one.keys.data_ptr() for one in sources]
-        self.table["values"] = [one.values.data_ptr() for one in sources]
-        self.table_at = self.table.ctypes.data
-
-
-def _is_plain(x: Tensor) -> bool:
+def is_plain(x: Tensor) -> bool:
+    """Whether C can read it."""
     return x.dtype is torch.float32 and x.is_contiguous() and x.device.type == "cpu"
 
 
-def _at(tensor: Tensor | None) -> int:
+def address(tensor: Tensor | None) -> int:
+    """As C has it; 0 for none."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
@@ -369,5 +235,5 @@ def largest(x: Tensor, count: int, offsets: Tensor | None = None) -> tuple[Tenso
     if offsets is not None:
         offsets = offsets.to("cpu", torch.float32).contiguous()
     to = (values.data_ptr(), indices.data_ptr())
-    NATIVE.largest(x.data_ptr(), _at(offsets), rows, beams, size // beams, count, *to, torch.get_num_threads())
+    NATIVE.largest(x.data_ptr(), address(offsets), rows, beams, size // beams, count, *to, torch.get_num_threads())
     return values, indices

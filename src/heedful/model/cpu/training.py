@@ -5,7 +5,6 @@ Each function here either does it or falls back: to torch, where that is one cal
 The conditions stand in `door.py`.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,31 +13,20 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from heedful.model.cpu import door, kernels
-from heedful.model.cpu.door import KINDS, WIDE
-from heedful.model.cpu.kernels import Panels, floats
+from heedful.model.cpu.door import KINDS
+from heedful.model.cpu.kernels import floats
 from heedful.model.mask import Mask
 
 WHOLE = 1 << 16  # what the sixteen bits that decide what is dropped can tell apart
-Product = Callable[[Tensor, Tensor], None]
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask, *, scale: float, dropout: float = 0.0, biased: bool = False
 ) -> Tensor | None:
     """softmax(scale q k' + mask) v. For shapes see `Mix`; `biased`: there is more to add to the scores."""
-    (batch, heads, queries, head), (kv_heads, keys) = query.shape, key.shape[1:3]
-    if (
-        torch.compiler.is_compiling()
-        or door.attention(heads=heads, kv_heads=kv_heads, head=head, dropout=dropout, biased=biased) is not None
-        or keys > door.MOST_KEYS
-        or mask.blocks is not None
-        or key.shape != value.shape
-        or key.shape[::3] != (batch, head)
-        or not query.numel()
-        or not key.numel()
-        or door.tensors((query, key, value)) is not None
-    ):
+    if door.attention_now(query, key, value, mask, dropout=dropout, biased=biased) is not None:
         return None
+    queries, keys = query.shape[2], key.shape[2]
     causal = mask.is_plain_causal(queries, keys)
     if causal or mask.dense(queries, keys, query.device) is None:
         return masked_attention(query, key, value, None, causal=causal, scale=scale)
@@ -368,56 +356,3 @@ def _add_norm(
     at = (0 if one is None else one.data_ptr() for one in (x, v, weight, *others))
     sizes = (x.numel() // len(weight), len(weight))
     kernels.NATIVE.add_norm(*at, *sizes, rms, eps, round(p * WHOLE), 1 / (1 - p), seed, torch.get_num_threads())
-
-
-def vocabulary_products(
-    states: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Product, Product, Callable[..., None]]:
-    """y = W x + b and y = W' x, written to their first argument, and dW = y' x, or dW + y' x. Ours lay W out once for
-    all rows."""
-    if door.loss(weight.shape[1]) is None and door.whole_tensors((states, weight)) is None:
-        return Panels(weight, bias).into, Panels(weight.T).into, _weight_gradient
-
-    def forwards(y: Tensor, x: Tensor) -> None:
-        torch.mm(x, weight.T, out=y)
-        if bias is not None:
-            y += bias
-
-    def backwards(y: Tensor, x: Tensor) -> None:
-        torch.mm(x, weight, out=y)
-
-    def weight_gradient(d_weight: Tensor, y: Tensor, x: Tensor, *, add: bool) -> None:
-        torch.addmm(d_weight, y.T, x, beta=int(add), out=d_weight)
-
-    return forwards, backwards, weight_gradient
-
-
-def _weight_gradient(d_weight: Tensor, d_y: Tensor, x: Tensor, *, add: bool) -> None:
-    assert kernels.NATIVE is not None
-    threads, (outputs, inputs) = torch.get_num_threads(), d_weight.shape
-    scratch = floats(kernels.NATIVE.linear_room(inputs, WIDE, True, threads))
-    at = (one.data_ptr() for one in (d_y, x, d_weight))
-    kernels.NATIVE.weight_gradient(*at, len(x), outputs, inputs, add, scratch.data_ptr(), threads)
-
-
-def cross_entropy_(logits: Tensor, targets: Tensor, share: float) -> Tensor:
-    """The sum over rows of lse(z) - share z_t. The logits z become its gradient, softmax(z) - share onehot(t)."""
-    if door.tensors([logits]) is not None:
-        return _cross_entropy_by_torch(logits, targets, share)
-    targets = targets.long().contiguous()
-    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[1]:
-        raise IndexError(f"a target is not one of the {logits.shape[1]} words")
-    losses = torch.empty(len(logits), dtype=torch.float64)
-    at = (logits.data_ptr(), targets.data_ptr(), losses.data_ptr())
-    assert kernels.NATIVE is not None
-    kernels.NATIVE.cross_entropy(*at, share, *logits.shape, torch.get_num_threads())
-    return losses.sum()
-
-
-def _cross_entropy_by_torch(logits: Tensor, targets: Tensor, share: float) -> Tensor:
-    wanted = targets[:, None]
-    target_scores, highest = logits.gather(1, wanted).sum(dtype=torch.float64), logits.amax(1)
-    p = torch.softmax(logits, dim=1, out=logits)
-    loss = highest.sum(dtype=torch.float64) - p.amax(1).log().sum(dtype=torch.float64) - share * target_scores
-    p.scatter_add_(1, wanted, p.new_full(wanted.shape, -share))
-    return loss

@@ -1,5 +1,5 @@
 /* The structs that Python fills in, field by field. This is the only list of them: C takes its structs from it, and
-   native.c exports names, types and offsets, by which kernels.py packs what it hands over. */
+   native.c exports names, types and offsets, by which layers.py packs what it hands over. */
 #pragma once
 
 #include <stddef.h>

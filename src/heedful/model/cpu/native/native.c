@@ -1,5 +1,5 @@
 /* An encoder, and a step of a decoder, on a CPU: for decoding.py; and what training does most, for training.py.
-   kernels.py and training.py are the only callers. They hand over addresses and sizes, and the structs of fields.h.
+   kernels.py, layers.py, training.py and loss.py are the only callers. They hand over addresses and sizes, and the structs of fields.h.
 
    A step of a small model is over in less time than torch takes to start its parts one by one, and products of few rows
    are where matrix libraries are at their weakest.
