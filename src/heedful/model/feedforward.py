@@ -8,7 +8,7 @@ from pydantic import field_validator
 from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
-from heedful.model.cpu.door import lower_child
+from heedful.model.cpu.door import child_plan
 from heedful.model.cpu.plan import FeedForwardPlan, IdentityPlan, LinearPlan, Reason, first_reason
 from heedful.model.cpu.training import feed_forward, gelu, gelu_tanh, silu
 from heedful.model.dropout import Dropout
@@ -91,8 +91,8 @@ class FeedForward(nn.Module):
         return self.output(_neighbours(hidden, visible))
 
     def plan(self) -> FeedForwardPlan | Reason:
-        first, second = lower_child(self, "input", LinearPlan), lower_child(self, "output", LinearPlan)
-        dropout, kind = lower_child(self, "dropout", IdentityPlan), self.kind()
+        first, second = child_plan(self, "input", LinearPlan), child_plan(self, "output", LinearPlan)
+        dropout, kind = child_plan(self, "dropout", IdentityPlan), self.kind()
         if not (first and second and dropout):
             return first_reason(first, second, dropout)
         if self.kernel != 1:

@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
-from heedful.model.cpu.door import lower_child
+from heedful.model.cpu.door import child_plan
 from heedful.model.cpu.kernels import fixed_linear
-from heedful.model.cpu.plan import HeadPlan, Reason, TablePlan
+from heedful.model.cpu.plan import HeadPlan, IdentityPlan, Reason, TablePlan
 from heedful.model.dropout import Dropout
 from heedful.model.feedforward import FUNCTIONS
 from heedful.model.input.tokens import Tokens
@@ -70,11 +70,12 @@ class Vocabulary(nn.Module):
         return lambda states: scores(self._lowered(states))
 
     def plan(self) -> HeadPlan | Reason:
-        if not isinstance(self.lower, nn.Identity):
-            return Reason("a table narrower than the model: no kernel yet")
+        lower = child_plan(self, "lower", IdentityPlan)
+        if isinstance(lower, Reason):
+            return lower
         if self.factor != 1.0:
             return Reason("scale: no kernel yet")
-        table = None if self.table is None else lower_child(self, "table", TablePlan)
+        table = None if self.table is None else child_plan(self, "table", TablePlan)
         return table if isinstance(table, Reason) else HeadPlan(table, self.bias)
 
     def _lowered(self, states: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from heedful.config import Config, Probability, Size
 from heedful.model.attention import HeadShape, MixConfig, refuse_unsupported
 from heedful.model.attention.softmax import SoftmaxConfig
 from heedful.model.cache import LayerCache
-from heedful.model.cpu.door import lower_child
+from heedful.model.cpu.door import child_plan
 from heedful.model.cpu.plan import AttentionPlan, LinearPlan, Reason, SoftmaxPlan, first_reason
 from heedful.model.linear import FusedLinear, Linear, linear_parameters
 from heedful.model.position.rotary import rotate
@@ -157,8 +157,8 @@ class SelfAttention(nn.Module):
         return first + [part for name, part in named.items() if name not in ("query", "key", "value")]
 
     def plan(self) -> AttentionPlan | Reason:
-        project, output = lower_child(self, "query_key_value", LinearPlan), lower_child(self, "output", LinearPlan)
-        mix = lower_child(self, "mix", SoftmaxPlan)
+        project, output = child_plan(self, "query_key_value", LinearPlan), child_plan(self, "output", LinearPlan)
+        mix = child_plan(self, "mix", SoftmaxPlan)
         if not (project and output and mix):
             return first_reason(mix, project, output)
         if self.names != ("query", "key", "value"):
@@ -194,8 +194,8 @@ class CrossAttention(nn.Module):
         return self.output(merge_heads(mixed)).reshape(rows, query, width)
 
     def plan(self) -> AttentionPlan | Reason:
-        query, read = lower_child(self, "query", LinearPlan), lower_child(self, "key_value", LinearPlan)
-        output, mix = lower_child(self, "output", LinearPlan), lower_child(self, "mix", SoftmaxPlan)
+        query, read = child_plan(self, "query", LinearPlan), child_plan(self, "key_value", LinearPlan)
+        output, mix = child_plan(self, "output", LinearPlan), child_plan(self, "mix", SoftmaxPlan)
         if not (query and read and output and mix):
             return first_reason(mix, query, read, output)
         reason = _unfit(query.inputs, (*query.parts, *read.parts), output, self.head)

@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from heedful.model.cpu.door import lower_child
+from heedful.model.cpu.door import child_plan
 from heedful.model.cpu.plan import IdentityPlan, NormPlan, Reason, ResidualPlan, first_reason
 from heedful.model.cpu.training import add_norm
 from heedful.model.dropout import Dropout
@@ -42,7 +42,7 @@ class Residual(nn.Module):
         return normed(x, self.norm, sublayer(x), self.dropout)
 
     def plan(self) -> ResidualPlan | Reason:
-        norm, dropout = lower_child(self, "norm", NormPlan), lower_child(self, "dropout", IdentityPlan)
+        norm, dropout = child_plan(self, "norm", NormPlan), child_plan(self, "dropout", IdentityPlan)
         if not (norm and dropout):
             return first_reason(norm, dropout)
         return ResidualPlan(norm, self.placement == "pre")

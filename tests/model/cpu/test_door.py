@@ -182,7 +182,7 @@ def test_a_field_is_done_or_refused(settings, reason):
 @pytest.mark.parametrize("settings", [{}, {"stack.share_layers": True, "tie": "none"}])
 def test_the_plan_computes_with_every_parameter(settings):
     model = configured(settings).build()
-    used = {id(tensor) for tensor in door.lower(model).tensors()}
+    used = {id(tensor) for tensor in door.plan_of(model).tensors()}
     assert used == {id(parameter) for parameter in model.parameters()}
 
 
@@ -224,6 +224,13 @@ def reason_of(model, name):
     reason = lowered.head_reason if name.startswith("head") else lowered.encoder_reason
     assert reason is not None
     return str(reason)
+
+
+@pytest.mark.parametrize("name", ["decoder.norm", "decoder.lift", "decoder.embedding_norm", "head.lower"])
+def test_a_hook_on_what_does_nothing_is_refused_too(name):
+    model = configured({}).build()
+    model.get_submodule(name).register_forward_hook(lambda *_: None)
+    assert reason_of(model, name) == f"{name}: it has hooks, which only the modules call"
 
 
 def test_a_forward_of_one_object_alone_is_refused():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from heedful.config import Size
 from heedful.model.architecture import ArchitectureConfig, Model, SequenceToSequence, checked, stack_limits
-from heedful.model.cpu.door import lower_child
+from heedful.model.cpu.door import child_plan
 from heedful.model.cpu.plan import EncoderDecoderPlan, HeadPlan, Reason, StackPlan, TablePlan, first_reason
 from heedful.model.heads import VocabularyConfig
 from heedful.model.input import InputConfig
@@ -185,16 +185,16 @@ class EncoderDecoder(SequenceToSequence):
         return self.decoder.new_cache(length)
 
     def plan(self) -> EncoderDecoderPlan | Reason:
-        decoder = lower_child(self, "decoder", StackPlan)
-        table = lower_child(self, "embedding" if self.target_embedding is None else "target_embedding", TablePlan)
+        decoder = child_plan(self, "decoder", StackPlan)
+        table = child_plan(self, "embedding" if self.target_embedding is None else "target_embedding", TablePlan)
         if not (decoder and table):
             return first_reason(decoder, table)
         if not decoder.causal or decoder.layers[0].cross is None:
             return Reason("not causal, or without attention to a source: no kernel yet", "decoder")
-        encoder, source_table = lower_child(self, "encoder", StackPlan), lower_child(self, "embedding", TablePlan)
+        encoder, source_table = child_plan(self, "encoder", StackPlan), child_plan(self, "embedding", TablePlan)
         if encoder and (encoder.causal or encoder.layers[0].cross is not None):
             encoder = Reason("causal, or with attention to a source: no kernel yet", "encoder")
-        head = lower_child(self, "head", HeadPlan)
+        head = child_plan(self, "head", HeadPlan)
         left: list[nn.Module] = [] if head else [self.head]
         if not (encoder and source_table):
             left += [self.encoder, self.embedding]

@@ -29,7 +29,7 @@ def _plan(model: nn.Module) -> EncoderDecoderPlan | Reason:
     missing = door.no_kernels()
     if missing is not None:
         return missing
-    plan = door.lower(model)
+    plan = door.plan_of(model)
     return plan if isinstance(plan, EncoderDecoderPlan | Reason) else Reason(f"{type(model).__name__}: no kernel yet")
 
 

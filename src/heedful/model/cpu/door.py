@@ -1,8 +1,8 @@
 """The one door to our kernels: whether they can do something, or the reason why not.
 
-For decoding, `lower` turns a part into its plan. For training, the functions below it give the reason why a kernel does
-not take what it is given; None = it does. What depends on the model alone stands in functions of their own, so that
-`heedful doctor` can ask them too.
+For decoding, `plan_of` turns a part into its plan. For training, the functions below it give the reason why a kernel
+does not take what it is given; None = it does. What depends on the model alone stands in functions of their own, so
+that `heedful doctor` can ask them too.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,7 @@ LEAST_SCORES = 100_000  # scores of words from which on a loss in chunks is wort
 P = TypeVar("P", bound=Plan)
 
 
-def lower(module: nn.Module, place: str = "") -> Plan | Reason:
+def plan_of(module: nn.Module, place: str = "") -> Plan | Reason:
     """A part's plan, if it says all there is to compute. `place`: put in front of a reason."""
     plan = _plan(module)
     if not isinstance(plan, Reason):
@@ -36,10 +36,10 @@ def lower(module: nn.Module, place: str = "") -> Plan | Reason:
     return plan.at(place) if place else plan
 
 
-def lower_child(module: nn.Module, name: str, kind: type[P]) -> P | Reason:
+def child_plan(module: nn.Module, name: str, kind: type[P]) -> P | Reason:
     """The plan of a part's part, which must be of this kind."""
     child = getattr(module, name)
-    plan = lower(child, name)
+    plan = plan_of(child, name)
     if isinstance(plan, Reason | kind):
         return plan
     return Reason(f"{_kind_of(child)} in its place: no kernel yet", name)
@@ -221,7 +221,7 @@ def network(
         return Reason("dropout inside: its linear maps one by one")
     if kind is None:
         return Reason("an unknown function: its linear maps one by one")
-    plans = lower(first, "input"), lower(second, "output")
+    plans = plan_of(first, "input"), plan_of(second, "output")
     for plan in plans:
         if isinstance(plan, Reason):
             return plan
@@ -237,7 +237,7 @@ def network(
 
 def norm(module: nn.Module) -> NormPlan | Reason:
     """Of a norm, with what is added before it: what it is computed with."""
-    plan = lower(module)
+    plan = plan_of(module)
     if not isinstance(plan, NormPlan):
         return plan if isinstance(plan, Reason) else Reason("no norm")
     return plan if (reason := sizes(len(plan.weight))) is None else reason

@@ -1,7 +1,7 @@
 """What our kernels need to know of a part, or the reason why they cannot run it.
 
 A part gives its plan by its method `plan`, in its own file, next to its `forward`: what is computed, with the very
-tensors it is computed with. `door.lower` asks for it and holds it complete.
+tensors it is computed with. `door.plan_of` asks for it and holds it complete.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,10 @@ from heedful.model.cpu.kernels import Panels
 
 @dataclass(frozen=True)
 class Reason:
-    """Why our kernels cannot run something; `place`: where in the model. As a condition it is False."""
+    """Why our kernels cannot run something; `place`: where in the model.
+
+    As a condition it is False: `lower(model) or None`. What gives a reason or None is therefore compared with None.
+    """
 
     text: str
     place: str = ""

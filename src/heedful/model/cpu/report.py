@@ -8,7 +8,7 @@ from torch import nn
 from heedful.model.architecture import Model
 from heedful.model.attention.softmax import Softmax
 from heedful.model.cpu import door
-from heedful.model.cpu.door import lower
+from heedful.model.cpu.door import plan_of
 from heedful.model.cpu.plan import EncoderDecoderPlan, LinearPlan, Reason
 from heedful.model.feedforward import FeedForward
 from heedful.model.heads import Vocabulary
@@ -33,7 +33,7 @@ class Row:
 
 def report(model: Model) -> list[Row]:
     """In float32 on a CPU, with batches of a usual size."""
-    missing, whole = door.no_kernels(), lower(model)
+    missing, whole = door.no_kernels(), plan_of(model)
     rows: list[Row] = []
     for name, part in model.named_children():
         reason = _decoding_reason(name, whole) if missing is None else missing
@@ -68,7 +68,7 @@ def _stack(name: str, stack: Transformer, reason: Reason | None) -> list[Row]:
 
     def path(*parts: nn.Module) -> str:
         """A part's own reason, if there is one, says more."""
-        own = next((found for part in parts if isinstance(found := lower(part), Reason)), reason)
+        own = next((found for part in parts if isinstance(found := plan_of(part), Reason)), reason)
         return _modules(None if reason is None else own)
 
     rows = [Row(f"{name}.position", _torch(Reason("no kernel yet")), path(stack.position))]
@@ -132,7 +132,7 @@ def _feedforward(part: nn.Module) -> str:
 
 def _linears(*linears: nn.Module) -> Reason | None:
     for linear in linears:
-        plan = lower(linear)
+        plan = plan_of(linear)
         if not isinstance(plan, LinearPlan):
             return plan if isinstance(plan, Reason) else Reason("no linear map")
         if plan.weight is None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from heedful.config import Probability, Size
 from heedful.model.attention import HeadShape
 from heedful.model.cache import LayersCache
-from heedful.model.cpu.door import lower, lower_child
+from heedful.model.cpu.door import child_plan, plan_of
 from heedful.model.cpu.plan import (
     IdentityPlan,
     LayerPlan,
@@ -230,10 +230,10 @@ class Transformer(Stack):
         return [cast(Layer, self.layers[index % len(self.layers)]) for index in range(self.depth)]
 
     def plan(self) -> StackPlan | Reason:
-        position, lift = lower_child(self, "position", PositionPlan), lower_child(self, "lift", IdentityPlan)
-        dropout, norm = lower_child(self, "dropout", IdentityPlan), self._norm_plan("norm")
+        position, lift = child_plan(self, "position", PositionPlan), child_plan(self, "lift", IdentityPlan)
+        dropout, norm = child_plan(self, "dropout", IdentityPlan), self._norm_plan("norm")
         embedding_norm = self._norm_plan("embedding_norm")
-        unique = [lower(layer, f"layers.{index}") for index, layer in enumerate(self.layers)]
+        unique = [plan_of(layer, f"layers.{index}") for index, layer in enumerate(self.layers)]
         layers = [plan for plan in unique if isinstance(plan, LayerPlan)] * (self.depth // len(unique))
         if not (position and lift and dropout) or len(layers) < self.depth:
             return first_reason(position, lift, dropout, *unique, Reason("layers of another kind: no kernel yet"))
@@ -246,7 +246,8 @@ class Transformer(Stack):
         return StackPlan(tuple(layers), position, embedding_norm, norm, self.causal) if reason is None else reason
 
     def _norm_plan(self, name: str) -> NormPlan | Reason | None:
-        return None if type(getattr(self, name)) is nn.Identity else lower_child(self, name, NormPlan)
+        plan = plan_of(getattr(self, name), name)
+        return None if isinstance(plan, IdentityPlan) else child_plan(self, name, NormPlan)
 
     def _next_positions(self, x: Tensor, segments: Tensor | None, cache: LayersCache | None) -> Tensor:
         if segments is not None:
