@@ -27,7 +27,7 @@ fix: .venv/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-.venv/ready: pyproject.toml constraints.txt $(wildcard src/heedful/model/native/*)
+.venv/ready: pyproject.toml constraints.txt $(wildcard src/heedful/model/cpu/native/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch>=2.13,<2.14"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"

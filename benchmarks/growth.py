@@ -159,12 +159,12 @@ def write(beam: int, length: int) -> None:
     from heedful.decoding.generation import GenerationConfig
     from heedful.decoding.rules import Rules
     from heedful.decoding.stepper import SourceStepper
-    from heedful.model.quick import quick
+    from heedful.model.cpu.decoding import lower
 
     torch.set_num_threads(1)
     model, _ = training.heedful(SIZES["tiny"], 0.0)
     model.eval()
-    decoder = quick(model)
+    decoder = lower(model) or None
     source = torch.tensor([row[:20] for row in sentences(200) if len(row) >= 20][:8])
     config = GenerationConfig(num_beams=beam, min_new_tokens=length, max_new_tokens=length)
 

@@ -41,7 +41,7 @@ def show(title: str, work: Callable[[], object]) -> None:
 
 def show_kernels(title: str, work: Callable[[], object]) -> None:
     """By our own kernels, which torch's profiler does not see; the rest is Python and torch."""
-    from heedful.model import kernels
+    from heedful.model.cpu import kernels
 
     seconds: dict[str, float] = {}
 
@@ -117,8 +117,8 @@ def decoding(size: str, beam: int, batch: int) -> Callable[[], object]:
     from heedful.decoding.stepper import SourceStepper
     from heedful.families.vaswani import vaswani
     from heedful.memory import keep_freed_memory
+    from heedful.model.cpu.decoding import lower
     from heedful.model.create import create
-    from heedful.model.quick import quick
 
     keep_freed_memory()
     torch.set_num_threads(1)
@@ -126,7 +126,7 @@ def decoding(size: str, beam: int, batch: int) -> Callable[[], object]:
     torch.manual_seed(1)
     config = vaswani(vocab=VOCAB, width=of.width, hidden=of.hidden, heads=of.heads, layers=of.layers, dropout=0.0)
     model = create(config).eval()
-    decoder, source = quick(model), padded(sentences(batch))
+    decoder, source = lower(model) or None, padded(sentences(batch))
     settings = GenerationConfig(num_beams=beam, min_new_tokens=OUT, max_new_tokens=OUT)
 
     def work() -> None:

@@ -1,6 +1,5 @@
 """Logits -> loss: named terms, each a sum and a count. They are divided once, however a batch was dealt out."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,11 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from heedful.model.fused import can_weigh, cross_entropy_, fits, weigh_
-from heedful.model.kernels import Panels
+from heedful.model.cpu import door
+from heedful.model.cpu.loss import cross_entropy_, vocabulary_products
 
-Product = Callable[[Tensor, Tensor], None]
-LEAST = 100_000  # scores, from which on this is worth it
 HELD = 4_000_000  # scores held at a time: few enough for the cache, enough for fast products
 
 
@@ -54,8 +51,7 @@ def vocabulary_cross_entropy(
 
     states: tokens width; weight: vocab width
     """
-    in_chunks = states.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    if not in_chunks or torch.is_autocast_enabled("cpu") or len(states) * len(weight) < LEAST:
+    if door.chunked_loss(states, weight) is not None:
         return cross_entropy(F.linear(states, weight, bias), targets, smoothing=smoothing)
     total: Tensor = _VocabularyCrossEntropy.apply(states, weight, bias, targets, smoothing)
     return Term(total, targets.numel())
@@ -83,14 +79,14 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         loss = states.new_zeros((), dtype=torch.float64)
         rows = min(len(states), max(128, HELD // vocab))
         scores = states.new_empty(rows, vocab)
-        forwards, backwards, weigh = _products(states, weight, bias)
+        forwards, backwards, weight_gradient = vocabulary_products(states, weight, bias)
         for start in range(0, len(states), max(1, rows)):
             some = states[start : start + rows]
             logits = scores[: len(some)]
             forwards(logits, some)
-            loss += _differentiate(logits, targets[start : start + rows], 1 - smoothing)
+            loss += cross_entropy_(logits, targets[start : start + rows], 1 - smoothing)
             backwards(d_states[start : start + rows], logits)
-            weigh(d_weight, logits, some, add=start > 0)
+            weight_gradient(d_weight, logits, some, add=start > 0)
             if d_bias is not None:
                 d_bias += logits.sum(0)
         if smoothing:
@@ -110,35 +106,3 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         found = [saved * grads[0] for saved in ctx.saved_tensors]
         return found[0], found[1], found[2] if len(found) == 3 else None, None, None
-
-
-def _products(states: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Product, Product, Callable[..., None]]:
-    """y = W x + b and y = W' x, written to their first argument, and W = y' x, or W + y' x. Ours lay W out once for all
-    rows."""
-    if can_weigh(states, weight):
-        return Panels(weight, bias).into, Panels(weight.T).into, weigh_
-
-    def forwards(y: Tensor, x: Tensor) -> None:
-        torch.mm(x, weight.T, out=y)
-        if bias is not None:
-            y += bias
-
-    def backwards(y: Tensor, x: Tensor) -> None:
-        torch.mm(x, weight, out=y)
-
-    def weigh(d_weight: Tensor, y: Tensor, x: Tensor, *, add: bool) -> None:
-        torch.addmm(d_weight, y.T, x, beta=int(add), out=d_weight)
-
-    return forwards, backwards, weigh
-
-
-def _differentiate(logits: Tensor, targets: Tensor, share: float) -> Tensor:
-    """The sum over rows of lse(z) - share z_t. The logits z become its gradient, p - share onehot(t)."""
-    if fits(logits):
-        return cross_entropy_(logits, targets, share).sum()
-    wanted = targets[:, None]
-    told, highest = logits.gather(1, wanted).sum(dtype=torch.float64), logits.amax(1)
-    p = torch.softmax(logits, dim=1, out=logits)
-    loss = highest.sum(dtype=torch.float64) - p.amax(1).log().sum(dtype=torch.float64) - share * told
-    p.scatter_add_(1, wanted, p.new_full(wanted.shape, -share))
-    return loss

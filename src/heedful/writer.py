@@ -23,7 +23,7 @@ from heedful.decoding.stepper import EnsembleStepper, SourceStepper, Stepper
 from heedful.decoding.stops import Stops
 from heedful.decoding.streams import Streams
 from heedful.model.architecture import SequenceToSequence
-from heedful.model.quick import quick
+from heedful.model.cpu.decoding import lower
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.words import is_unspaced
 
@@ -59,7 +59,7 @@ class Writer:
         streams: int = 1,
     ) -> None:
         self.models = models
-        self.quick = [quick(model) for model in models]
+        self.quick = [lower(model) or None for model in models]
         self.source, self.target = tokenizers[0], tokenizers[-1]
         self.device = models[0].device
         self.shortlist, self.streams = shortlist, streams

@@ -60,6 +60,15 @@ def test_the_doctor_says_what_there_is(monkeypatch, capsys):
     assert "memory free:" in run(monkeypatch, capsys, "doctor")
 
 
+def test_the_doctor_says_what_runs_each_part_of_a_model(monkeypatch, capsys, folder):
+    found = json.loads(run(monkeypatch, capsys, "doctor", folder, "--json"))
+    (cross,) = (row for row in found["parts"] if row["part"] == "decoder.cross")
+    lines = run(monkeypatch, capsys, "doctor", folder).splitlines()
+    assert lines[0].startswith("model:") and lines[1].startswith("kernels:")
+    assert [" ".join(cross.values())] == [" ".join(line.split()) for line in lines if line.startswith("decoder.cross")]
+    assert "there is no config.yaml in it" in refused(monkeypatch, capsys, "doctor", folder / "nowhere")
+
+
 def test_a_corpus_is_written(monkeypatch, capsys, tmp_path):
     asked = ["corpus", "mini", "--pair", "en-zh", "--lines", 40, "--out", tmp_path / "c"]
     assert json.loads(run(monkeypatch, capsys, *asked, "--json"))["train"] == 40

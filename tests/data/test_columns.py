@@ -123,7 +123,7 @@ def test_tags_are_counted_against_the_text_wherever_it_stands(tmp_path):
 
 def test_rows_without_any_text_are_prepared_too(tmp_path):
     columns = (Column("image", "raw"), Column("label", "label"))
-    file = write(tmp_path / "i.tsv", [(f"pictures/{n}.png", "ab"[n % 2]) for n in range(60)])
+    file = write(tmp_path / "i.tsv", [(f"pictures/{n}.png", "ab"[n % 2]) for n in range(400)])
     for _ in range(2):  # made, and found again
         prepared = made(tmp_path, file, columns)
         assert prepared.tokenizers == [] and prepared.has("valid")

@@ -12,19 +12,47 @@ import typer
 OPTIONAL = {"matplotlib": "pictures", "tensorboard": "curves in TensorBoard", "transformers": "parity tests only"}
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Say what this machine has (cores, memory, GPU, packages) and what Heedful will use.
+def doctor(
+    model: Annotated[
+        Path | None, typer.Argument(help="A model folder: say part by part what runs it on a CPU.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what this machine has (cores, memory, GPU, packages) and what Heedful will use. Of a model, say which parts
+    are run by our CPU kernels, in training and in decoding, and why the others are not.
 
     Examples:
 
       heedful doctor
+
+      heedful doctor runs/first
     """
     found = examine()
+    parts = [] if model is None else paths(model)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(found if model is None else {**found, "model": str(model), "parts": parts}, indent=2))
         return
+    if model is not None:
+        found = {"model": str(model), "kernels": found["kernels"]}
     for name, value in found.items():
         print(f"{name + ':':<16}{value}")
+    if parts:
+        print()
+        print_table([list(parts[0]), *(list(row.values()) for row in parts)])
+
+
+def paths(folder: Path) -> list[dict[str, str]]:
+    """What runs each part of a model."""
+    from heedful.checkpoint import load_model
+    from heedful.model.cpu.report import report
+
+    return [vars(row) for row in report(load_model(folder))]
+
+
+def print_table(rows: list[list[str]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def examine() -> dict[str, Any]:
@@ -32,7 +60,7 @@ def examine() -> dict[str, Any]:
 
     from heedful import __version__
     from heedful.data.prepare import default_cache
-    from heedful.model.kernels import MISSING, NATIVE
+    from heedful.model.cpu.kernels import MISSING, NATIVE
     from heedful.training.plan import free_memory
     from heedful.training.precision import choose
 

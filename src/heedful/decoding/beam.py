@@ -18,7 +18,7 @@ from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.required import Required
 from heedful.decoding.rules import Rules
 from heedful.decoding.stepper import Stepper
-from heedful.model.kernels import largest
+from heedful.model.cpu.kernels import largest
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 from heedful.decoding.beam import Hypothesis
 from heedful.decoding.rules import Rules
 from heedful.decoding.stepper import Stepper
-from heedful.model.kernels import largest
+from heedful.model.cpu.kernels import largest
 
 
 @torch.inference_mode()

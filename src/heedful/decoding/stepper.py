@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from heedful.model.architecture import LanguageModel, SequenceToSequence
-from heedful.model.kernels import log_softmax
-from heedful.model.quick import Quick
+from heedful.model.cpu.decoding import Lowered
+from heedful.model.cpu.kernels import log_softmax
 
 
 class Stepper(Protocol):
@@ -40,7 +40,7 @@ class SourceStepper:
         *,
         length: int,
         allowed: Tensor | None = None,
-        quick: Quick | None = None,
+        quick: Lowered | None = None,
     ) -> None:
         self.model = model
         self.steps = ModuleSteps(model, source, valid, length) if quick is None else quick.begin(source, valid, length)

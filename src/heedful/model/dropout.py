@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heedful.model.fused import WHOLE, can_drop, dropped
+from heedful.model.cpu import training as cpu
+from heedful.model.cpu.plan import IdentityPlan
+from heedful.model.cpu.training import WHOLE
 
 
 class Dropout(nn.Module):
@@ -26,17 +28,29 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        if x.device.type != "cpu" or self.p == 1 or torch.compiler.is_compiling():
-            return F.dropout(x, self.p, True)
-        return dropped(None, x, self.p) if can_drop(x) else x * keep(x, self.p)
+        dropped = cpu.dropout(None, x, self.p)
+        if dropped is not None:
+            return dropped
+        return x * keep(x, self.p) if self._draws_words(x) else F.dropout(x, self.p, True)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + dropout(y), in one pass."""
         if not self.training or self.p == 0:
             return x + y
-        if x.device.type != "cpu" or self.p == 1 or torch.compiler.is_compiling() or x.dtype != y.dtype:
+        added = cpu.dropout(x, y, self.p)
+        if added is not None:
+            return added
+        if not self._draws_words(x) or x.dtype != y.dtype:
             return x + self(y)
-        return dropped(x, y, self.p) if can_drop(x, y) else _AddDropped.apply(x, y, keep(y, self.p))
+        return _AddDropped.apply(x, y, keep(y, self.p))
+
+    def plan(self) -> IdentityPlan:
+        """Outside of training it does nothing."""
+        return IdentityPlan()
+
+    def _draws_words(self, x: Tensor) -> bool:
+        """Whether several values share a draw; elsewhere torch's own dropout is as fast."""
+        return x.device.type == "cpu" and self.p < 1 and not torch.compiler.is_compiling()
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -8,8 +8,10 @@ from pydantic import field_validator
 from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
+from heedful.model.cpu.door import child_plan
+from heedful.model.cpu.plan import FeedForwardPlan, IdentityPlan, LinearPlan, Reason, first_reason
+from heedful.model.cpu.training import feed_forward, gelu, gelu_tanh, silu
 from heedful.model.dropout import Dropout
-from heedful.model.fused import can_feed, feed, gelu, gelu_tanh, is_watched, silu
 from heedful.model.linear import FusedLinear, Linear, linear_parameters
 from heedful.model.mask import Mask
 
@@ -73,26 +75,38 @@ class FeedForward(nn.Module):
         self.output = Linear(config.hidden * config.kernel, width, bias=config.bias)
 
     def forward(self, x: Tensor, *, mask: Mask) -> Tensor:
-        if self._is_plain() and can_feed(x, self.input, self.output):
-            return feed(x, self.input, self.output, self.activation)
+        whole = feed_forward(
+            *(x, self.input, self.output),
+            kind=self.kind(),
+            gated=self.gated,
+            kernel=self.kernel,
+            dropout=self.dropout.p if self.training else 0.0,
+        )
+        if whole is not None:
+            return whole
         if self.kernel == 1:
             return self.output(self._hidden(x))
         visible = mask.neighbours(x.shape[1], self.kernel, x.device)
         hidden = self._hidden(_neighbours(x, visible))
         return self.output(_neighbours(hidden, visible))
 
-    def _is_plain(self) -> bool:
-        """Nothing is to be done between the maps but the function, and nobody has replaced them or looks on."""
-        return (
-            self.kernel == 1
-            and not self.gated
-            and not (self.training and self.dropout.p > 0)
-            and type(self.input) is FusedLinear
-            and type(self.output) is Linear
-            and self.function is FUNCTIONS[self.activation]
-            and not is_watched(self.input)
-            and not is_watched(self.output)
-        )
+    def plan(self) -> FeedForwardPlan | Reason:
+        first, second = child_plan(self, "input", LinearPlan), child_plan(self, "output", LinearPlan)
+        dropout, kind = child_plan(self, "dropout", IdentityPlan), self.kind()
+        if not (first and second and dropout):
+            return first_reason(first, second, dropout)
+        if self.kernel != 1:
+            return Reason(f"kernel {self.kernel}: no kernel yet")
+        if kind is None:
+            return Reason("an unknown function: no kernel yet")
+        hidden = second.inputs
+        if first.parts != ((hidden, hidden) if self.gated else (hidden,)) or first.inputs != second.outputs:
+            return Reason(f"linear maps to {first.parts} and from {hidden} do not fit")
+        return FeedForwardPlan(first, second, kind, self.gated)
+
+    def kind(self) -> str | None:
+        """The name of its function, which may have been replaced; None = an unknown one."""
+        return next((name for name, function in FUNCTIONS.items() if function is self.function), None)
 
     def _hidden(self, x: Tensor) -> Tensor:
         if self.gated:

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
+from heedful.model.cpu.door import child_plan
+from heedful.model.cpu.kernels import fixed_linear
+from heedful.model.cpu.plan import HeadPlan, IdentityPlan, Reason, TablePlan
 from heedful.model.dropout import Dropout
 from heedful.model.feedforward import FUNCTIONS
 from heedful.model.input.tokens import Tokens
-from heedful.model.kernels import Panels, suits
 from heedful.model.linear import Linear, linear_parameters
 from heedful.model.norm import NormConfig
 
@@ -65,10 +66,17 @@ class Vocabulary(nn.Module):
         """A head for these words only; it copies their rows once."""
         rows = (self.table or table).rows(words)
         bias = None if self.bias is None else self.bias[words]
-        if suits(rows):
-            panels = Panels(rows, bias)
-            return lambda states: panels(self._lowered(states))
-        return lambda states: F.linear(self._lowered(states), rows, bias)
+        scores = fixed_linear(rows, bias)
+        return lambda states: scores(self._lowered(states))
+
+    def plan(self) -> HeadPlan | Reason:
+        lower = child_plan(self, "lower", IdentityPlan)
+        if isinstance(lower, Reason):
+            return lower
+        if self.factor != 1.0:
+            return Reason("scale: no kernel yet")
+        table = None if self.table is None else child_plan(self, "table", TablePlan)
+        return table if isinstance(table, Reason) else HeadPlan(table, self.bias)
 
     def _lowered(self, states: Tensor) -> Tensor:
         states = self.lower(states)

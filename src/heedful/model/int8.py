@@ -7,9 +7,10 @@ gradients pass through to what comes before.
 
 from torch import Tensor, nn
 
+from heedful.model.cpu.kernels import Panels
+from heedful.model.cpu.plan import LinearPlan, TablePlan
 from heedful.model.input import Input
 from heedful.model.input.tokens import Tokens
-from heedful.model.kernels import Panels
 from heedful.model.linear import FusedLinear
 from heedful.model.surgery import replace_modules
 
@@ -42,6 +43,9 @@ class Int8Linear(nn.Module):
         result = self.panels(x)
         return result if self.parts is None else result.split(self.parts, dim=-1)
 
+    def plan(self) -> LinearPlan:
+        return LinearPlan(None, None, self.panels, self.parts or (self.out_features,), self.in_features)
+
 
 class Int8Embedding(Input):
     """A table in int8, to read from and to project with."""
@@ -53,6 +57,9 @@ class Int8Embedding(Input):
 
     def forward(self, source: Tensor, *, valid: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         return self.embed(source), valid
+
+    def plan(self) -> TablePlan:
+        return TablePlan(None, self.panels, self.factor, self.panels.depth)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.rows(tokens) * self.factor

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from heedful.model.cache import LayerCache
+from heedful.model.cpu.door import child_plan
+from heedful.model.cpu.plan import AttentionPlan, FeedForwardPlan, LayerPlan, Reason, ResidualPlan, first_reason
 from heedful.model.feedforward import FeedForward
 from heedful.model.multihead import CrossAttention, KeyValue, SelfAttention
 from heedful.model.residual import Residual
@@ -43,3 +45,17 @@ class Layer(nn.Module):
         if cross is not None and self.cross_residual is not None:
             x = self.cross_residual(x, lambda x: cross(x, memory=memory, sight=memory_sight))
         return self.feedforward_residual(x, lambda x: self.feedforward(x, mask=sight.mask))
+
+    def plan(self) -> LayerPlan | Reason:
+        attention = child_plan(self, "attention", AttentionPlan)
+        feedforward = child_plan(self, "feedforward", FeedForwardPlan)
+        first, last = (child_plan(self, f"{name}_residual", ResidualPlan) for name in ("attention", "feedforward"))
+        cross: AttentionPlan | Reason | None = None
+        middle: ResidualPlan | Reason | None = None
+        if self.cross is not None:
+            cross, middle = child_plan(self, "cross", AttentionPlan), child_plan(self, "cross_residual", ResidualPlan)
+        if isinstance(cross, Reason) or isinstance(middle, Reason):
+            return first_reason(attention, first, cross, middle)
+        if not (attention and first and feedforward and last):
+            return first_reason(attention, first, feedforward, last)
+        return LayerPlan(attention, first, cross, middle, feedforward, last)

@@ -9,6 +9,8 @@ from heedful.config import Config, Probability, Size
 from heedful.model.attention import HeadShape, MixConfig, refuse_unsupported
 from heedful.model.attention.softmax import SoftmaxConfig
 from heedful.model.cache import LayerCache
+from heedful.model.cpu.door import child_plan
+from heedful.model.cpu.plan import AttentionPlan, LinearPlan, Reason, SoftmaxPlan, first_reason
 from heedful.model.linear import FusedLinear, Linear, linear_parameters
 from heedful.model.position.rotary import rotate
 from heedful.model.sight import Sight
@@ -154,6 +156,16 @@ class SelfAttention(nn.Module):
         first = [named.get("query", named["key"]), named["key"], named["value"]]
         return first + [part for name, part in named.items() if name not in ("query", "key", "value")]
 
+    def plan(self) -> AttentionPlan | Reason:
+        project, output = child_plan(self, "query_key_value", LinearPlan), child_plan(self, "output", LinearPlan)
+        mix = child_plan(self, "mix", SoftmaxPlan)
+        if not (project and output and mix):
+            return first_reason(mix, project, output)
+        if self.names != ("query", "key", "value"):
+            return Reason(f"projections {', '.join(self.names)}: no kernel yet")
+        reason = _unfit(project.inputs, project.parts, output, self.head)
+        return AttentionPlan(project, None, output, output.inputs // self.head, mix.scale) if reason is None else reason
+
 
 class CrossAttention(nn.Module):
     """Queries from the decoder, keys and values from the encoder's output: those are made once per source."""
@@ -180,6 +192,25 @@ class CrossAttention(nn.Module):
         x = x.reshape(len(key), -1, width)  # batch beam*query width
         mixed = self.mix(split_heads(self.query(x), self.head), key, value, sight=sight)
         return self.output(merge_heads(mixed)).reshape(rows, query, width)
+
+    def plan(self) -> AttentionPlan | Reason:
+        query, read = child_plan(self, "query", LinearPlan), child_plan(self, "key_value", LinearPlan)
+        output, mix = child_plan(self, "output", LinearPlan), child_plan(self, "mix", SoftmaxPlan)
+        if not (query and read and output and mix):
+            return first_reason(mix, query, read, output)
+        reason = _unfit(query.inputs, (*query.parts, *read.parts), output, self.head)
+        return AttentionPlan(query, read, output, output.inputs // self.head, mix.scale) if reason is None else reason
+
+
+def _unfit(width: int, parts: tuple[int, ...], output: LinearPlan, head: int) -> Reason | None:
+    """Why the kernels cannot attend with these queries, keys and values."""
+    if len(parts) != 3:
+        return Reason(f"{len(parts)} projections, not queries, keys and values")
+    if not parts[0] == parts[1] == parts[2]:
+        return Reason(f"grouped heads ({parts[0] // head} share {parts[1] // head}): no kernel yet")
+    if not width == parts[0] == output.inputs == output.outputs:
+        return Reason(f"{output.inputs // head} heads of {head} do not make the width {width}: no kernel yet")
+    return Reason(f"head {head} is no multiple of 8") if head % 8 or width % head else None
 
 
 def split_heads(x: Tensor, head: int) -> Tensor:

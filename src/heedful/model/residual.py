@@ -5,8 +5,10 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from heedful.model.cpu.door import child_plan
+from heedful.model.cpu.plan import IdentityPlan, NormPlan, Reason, ResidualPlan, first_reason
+from heedful.model.cpu.training import add_norm
 from heedful.model.dropout import Dropout
-from heedful.model.fused import can_join, joined
 
 Placement = Literal["post", "pre"]
 
@@ -14,8 +16,9 @@ Placement = Literal["post", "pre"]
 def normed(x: Tensor, norm: nn.Module, v: Tensor | None = None, dropout: Dropout | None = None) -> Tensor:
     """norm(x), or norm(x + dropout(v))"""
     p = dropout.p if dropout is not None and dropout.training else 0.0
-    if p < 1 and can_join(x, v, norm):
-        return joined(x, v, norm, p)
+    both = add_norm(x, v, norm, p)
+    if both is not None:
+        return both
     result: Tensor = norm(x if v is None or dropout is None else dropout.add(x, v))
     return result
 
@@ -37,3 +40,9 @@ class Residual(nn.Module):
         if self.placement == "pre":
             return self.dropout.add(x, sublayer(normed(x, self.norm)))
         return normed(x, self.norm, sublayer(x), self.dropout)
+
+    def plan(self) -> ResidualPlan | Reason:
+        norm, dropout = child_plan(self, "norm", NormPlan), child_plan(self, "dropout", IdentityPlan)
+        if not (norm and dropout):
+            return first_reason(norm, dropout)
+        return ResidualPlan(norm, self.placement == "pre")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.config import PartConfig, Size
+from heedful.model.cpu.plan import Plan, Reason
 from heedful.model.stack import Cache, Memory, StackConfig, StackShape
 
 
@@ -27,6 +28,11 @@ class Model(nn.Module):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    def plan(self) -> Plan | Reason:
+        """What our CPU kernels need to run this, or why they cannot: a kernel is asked for by defining this method. It
+        is not inherited by a class that changes what is computed (see `cpu/door.py`)."""
+        return Reason("no kernel yet")
 
 
 class LanguageModel(Model):

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful.config import Size
 from heedful.model.architecture import ArchitectureConfig, Model, SequenceToSequence, checked, stack_limits
+from heedful.model.cpu.door import child_plan
+from heedful.model.cpu.plan import EncoderDecoderPlan, HeadPlan, Reason, StackPlan, TablePlan, first_reason
 from heedful.model.heads import VocabularyConfig
 from heedful.model.input import InputConfig
 from heedful.model.input.tokens import Tokens, TokensConfig
@@ -166,6 +168,35 @@ class EncoderDecoder(SequenceToSequence):
 
     def new_cache(self, length: int) -> Cache:
         return self.decoder.new_cache(length)
+
+    def plan(self) -> EncoderDecoderPlan | Reason:
+        decoder = child_plan(self, "decoder", StackPlan)
+        table = child_plan(self, "embedding" if self.target_embedding is None else "target_embedding", TablePlan)
+        if not (decoder and table):
+            return first_reason(decoder, table)
+        if not decoder.causal or decoder.layers[0].cross is None:
+            return Reason("not causal, or without attention to a source: no kernel yet", "decoder")
+        encoder, source_table = child_plan(self, "encoder", StackPlan), child_plan(self, "embedding", TablePlan)
+        if encoder and (encoder.causal or encoder.layers[0].cross is not None):
+            encoder = Reason("causal, or with attention to a source: no kernel yet", "encoder")
+        head = child_plan(self, "head", HeadPlan)
+        left: list[nn.Module] = [] if head else [self.head]
+        if not (encoder and source_table):
+            left += [self.encoder, self.embedding]
+        return EncoderDecoderPlan(
+            encoder=encoder if source_table else first_reason(source_table),
+            source_table=source_table,
+            decoder=decoder,
+            target_table=table,
+            head=head,
+            read=self._read_states,
+            logits=self.logits,
+            left=tuple(left),
+        )
+
+    def _read_states(self, source: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        x, valid = self.embedding(source, valid=valid)
+        return self.encoder(x, valid=valid), valid
 
     @property
     def target_table(self) -> Tokens:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from heedful.config import PartConfig
 from heedful.model.cache import LayerCache
+from heedful.model.cpu.plan import Plan, Reason
 from heedful.model.sight import Sight
 
 # What a mix may be asked to honour. Padding is not among them: every mix must keep it out.
@@ -77,6 +78,11 @@ class Mix(nn.Module):
         """How much each query looks at each key, for pictures: batch heads query key. None where there is no such
         matrix: a picture never shows weights that were not used."""
         return None
+
+    def plan(self) -> Plan | Reason:
+        """What our CPU kernels need to run this, or why they cannot: a kernel is asked for by defining this method. It
+        is not inherited by a class that changes what is computed (see `cpu/door.py`)."""
+        return Reason("no kernel yet")
 
 
 class MixConfig(PartConfig):

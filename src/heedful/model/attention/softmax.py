@@ -9,13 +9,14 @@ from torch import Tensor
 from heedful.model.attention import FACTS, HeadShape, Mix, MixConfig
 from heedful.model.attention.reference import weights_of
 from heedful.model.cache import KeyValueCache, LayerCache
-from heedful.model.fused import attend, can_attend
+from heedful.model.cpu.plan import SoftmaxPlan
+from heedful.model.cpu.training import attend
+from heedful.model.mask import Mask
 from heedful.model.sight import Sight
 
-# On a CPU, our own kernel is the fastest up to so many keys: from 1.1 times torch's at 1,024 of them to 3 times at 12.
-MOST_KEYS = 1024
-# Without it: torch's fused kernel has a cost for each row and head that short texts cannot repay. There, products of
-# many small matrices are two to three times as fast (measured from 10 to 100 tokens, 32 to 1,600 rows and heads).
+# On a CPU without our kernel: torch's fused kernel has a cost for each row and head that short texts cannot repay.
+# There, products of many small matrices are two to three times as fast (measured from 10 to 100 tokens, 32 to 1,600
+# rows and heads).
 SHORT, MANY = 128, 16
 
 
@@ -49,7 +50,10 @@ class Softmax(Mix):
             key, value = cache.append(key, value)
         bias = self._bias(query, key, sight)
         dropout = self.dropout if self.training else 0.0
-        mixed = None if bias is not None or dropout else self._quickly(query, key, value, sight)
+        biased = bias is not None
+        mixed = attend(query, key, value, sight.mask, scale=self.scale, dropout=dropout, biased=biased)
+        if mixed is None and not dropout and not biased:
+            mixed = _by_products(query, key, value, sight.mask, self.scale)
         if mixed is not None:
             return mixed
         queries, keys = query.shape[2], key.shape[2]
@@ -65,6 +69,9 @@ class Softmax(Mix):
             scale=self.scale,
             enable_gqa=key.shape[1] != query.shape[1],
         )
+
+    def plan(self) -> SoftmaxPlan:
+        return SoftmaxPlan(self.scale)
 
     def weights(self, query: Tensor, key: Tensor, *, sight: Sight, others: tuple[Tensor, ...] = ()) -> Tensor:
         return weights_of(query, key, sight=sight, scale=self.scale)
@@ -82,20 +89,6 @@ class Softmax(Mix):
             return self.scale * term if visible is None else (self.scale * term).masked_fill(~visible, -torch.inf)
         return bias + self.scale * term
 
-    def _quickly(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor | None:
-        queries, keys, mask = query.shape[2], key.shape[2], sight.mask
-        causal = mask.is_plain_causal(queries, keys)
-        if keys <= MOST_KEYS and mask.blocks is None and can_attend(query, key, value):
-            all_seen = causal or mask.dense(queries, keys, query.device) is None
-            additive = None if all_seen else mask.additive(queries, keys, query.device)
-            if all_seen or additive is not None:
-                return attend(query, key, value, additive, causal=causal, scale=self.scale)
-        if _is_short(query, key):
-            additive = mask.additive(queries, keys, query.device)
-            if additive is not None:
-                return _by_products(query, key, value, additive, self.scale)
-        return None
-
 
 def _is_short(query: Tensor, key: Tensor) -> bool:
     batch, heads, queries, _ = query.shape
@@ -103,6 +96,10 @@ def _is_short(query: Tensor, key: Tensor) -> bool:
     return small and query.device.type == "cpu" and query.dtype == torch.float32 and key.shape[1] == heads
 
 
-def _by_products(query: Tensor, key: Tensor, value: Tensor, additive: Tensor, scale: float) -> Tensor:
+def _by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float) -> Tensor | None:
+    """Of short texts, where every query sees something."""
+    additive = mask.additive(query.shape[2], key.shape[2], query.device) if _is_short(query, key) else None
+    if additive is None:
+        return None
     scores = torch.add(additive, query @ key.transpose(-2, -1), alpha=scale)
     return scores.softmax(-1) @ value

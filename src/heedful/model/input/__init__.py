@@ -7,6 +7,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from heedful.config import PartConfig
+from heedful.model.cpu.plan import Plan, Reason
 
 
 class Input(nn.Module):
@@ -16,6 +17,11 @@ class Input(nn.Module):
         """-> (vectors, valid): batch source width, and which of them are real (None = all). There may be fewer vectors
         than there were tokens, pixels or frames; `valid` then says it of the vectors."""
         raise NotImplementedError
+
+    def plan(self) -> Plan | Reason:
+        """What our CPU kernels need to run this, or why they cannot: a kernel is asked for by defining this method. It
+        is not inherited by a class that changes what is computed (see `cpu/door.py`)."""
+        return Reason("no kernel yet")
 
 
 class InputConfig(PartConfig):

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heedful.config import Size
+from heedful.model.cpu.plan import TablePlan
 from heedful.model.input import Input, InputConfig
 
 
@@ -49,6 +50,9 @@ class Tokens(Input):
     def embed(self, tokens: Tensor) -> Tensor:
         vectors = F.embedding(tokens, self.weight)
         return vectors if self.factor == 1.0 else vectors * self.factor
+
+    def plan(self) -> TablePlan:
+        return TablePlan(self.weight, None, self.factor, self.weight.shape[1])
 
     def project(self, states: Tensor) -> Tensor:
         """The way back: a score for each token."""

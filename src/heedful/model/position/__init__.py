@@ -16,6 +16,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from heedful.config import PartConfig
+from heedful.model.cpu.plan import Plan, Reason
 
 Rotation = tuple[Tensor, Tensor]  # cos and sin, each (batch or 1) 1 query head
 
@@ -39,6 +40,11 @@ class Position(nn.Module):
         """batch heads query key, added to q . k before it is scaled.  query: batch heads query head; key: batch
         kv_heads key head"""
         return None
+
+    def plan(self) -> Plan | Reason:
+        """What our CPU kernels need to run this, or why they cannot: a kernel is asked for by defining this method. It
+        is not inherited by a class that changes what is computed (see `cpu/door.py`)."""
+        return Reason("no kernel yet")
 
 
 class PositionConfig(PartConfig):

@@ -5,6 +5,7 @@ from pydantic import Field
 from torch import Tensor
 
 from heedful.config import Size
+from heedful.model.cpu.plan import PositionPlan
 from heedful.model.input.tokens import new_table
 from heedful.model.position import Position, PositionConfig
 
@@ -37,3 +38,6 @@ class Learned(Position):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + F.embedding(positions + self.offset, self.weight)
+
+    def plan(self) -> PositionPlan:
+        return PositionPlan(self.embed, self.limit, (self.weight,))

@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from heedful.model.cpu.plan import PositionPlan
 from heedful.model.position import Position, PositionConfig
 
 
@@ -45,6 +46,9 @@ class Sinusoidal(Position):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.waves(positions, x.shape[-1]).to(x.dtype)
+
+    def plan(self) -> PositionPlan:
+        return PositionPlan(self.embed, self.limit)
 
     def waves(self, positions: Tensor, width: int) -> Tensor:
         # In float64 where the device has it: at position 10,000 a float32 angle is already off in the third digit.

@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol, Self
 from torch import Tensor, nn
 
 from heedful.config import PartConfig
+from heedful.model.cpu.plan import Plan, Reason
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,11 @@ class Stack(nn.Module):
     def recomputable(self) -> list[nn.Module]:
         """The modules whose inner results may be thrown away and computed again (gradient checkpointing)."""
         return []
+
+    def plan(self) -> Plan | Reason:
+        """What our CPU kernels need to run this, or why they cannot: a kernel is asked for by defining this method. It
+        is not inherited by a class that changes what is computed (see `cpu/door.py`)."""
+        return Reason("no kernel yet")
 
 
 class StackConfig(PartConfig):

@@ -10,6 +10,17 @@ from torch import Tensor, nn
 from heedful.config import Probability, Size
 from heedful.model.attention import HeadShape
 from heedful.model.cache import LayersCache
+from heedful.model.cpu.door import child_plan, plan_of
+from heedful.model.cpu.plan import (
+    IdentityPlan,
+    LayerPlan,
+    NormPlan,
+    PositionPlan,
+    Reason,
+    StackPlan,
+    differing,
+    first_reason,
+)
 from heedful.model.dropout import Dropout
 from heedful.model.feedforward import GATED, FeedForwardConfig
 from heedful.model.layer import Layer
@@ -222,6 +233,26 @@ class Transformer(Stack):
     def each_layer(self) -> list[Layer]:
         """The layers in the order in which they act; with shared weights it is the same one again and again."""
         return [cast(Layer, self.layers[index % len(self.layers)]) for index in range(self.depth)]
+
+    def plan(self) -> StackPlan | Reason:
+        position, lift = child_plan(self, "position", PositionPlan), child_plan(self, "lift", IdentityPlan)
+        dropout, norm = child_plan(self, "dropout", IdentityPlan), self._norm_plan("norm")
+        embedding_norm = self._norm_plan("embedding_norm")
+        unique = [plan_of(layer, f"layers.{index}") for index, layer in enumerate(self.layers)]
+        layers = [plan for plan in unique if isinstance(plan, LayerPlan)] * (self.depth // len(unique))
+        if not (position and lift and dropout) or len(layers) < self.depth:
+            return first_reason(position, lift, dropout, *unique, Reason("layers of another kind: no kernel yet"))
+        if isinstance(norm, Reason) or isinstance(embedding_norm, Reason):
+            return first_reason(embedding_norm, norm)
+        for index, window in enumerate(self.windows):
+            if window is not None:
+                return Reason(f"window {window}: no kernel yet", f"layers.{index}.attention")
+        reason = differing(layers)
+        return StackPlan(tuple(layers), position, embedding_norm, norm, self.causal) if reason is None else reason
+
+    def _norm_plan(self, name: str) -> NormPlan | Reason | None:
+        plan = plan_of(getattr(self, name), name)
+        return None if isinstance(plan, IdentityPlan) else child_plan(self, name, NormPlan)
 
     def _next_positions(self, x: Tensor, segments: Tensor | None, cache: LayersCache | None) -> Tensor:
         if segments is not None:

@@ -1,10 +1,10 @@
 """What training does most, by our own kernels for the CPU, forwards and backwards (native/training.h, linear.h,
 residual.h).
 
-Each has a plain form in torch, which is what runs where the kernels do not suit.
+Each function here either does it or falls back: to torch, where that is one call, or to the caller's own way (None).
+The conditions stand in `door.py`.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,67 +12,62 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from heedful.model import kernels
-from heedful.model.kernels import floats
+from heedful.model.cpu import door, kernels
+from heedful.model.cpu.door import KINDS
+from heedful.model.cpu.kernels import floats
+from heedful.model.mask import Mask
 
-WHOLE = 1 << 16  # what the sixteen bits that tell what is dropped can tell apart
-WIDE = 16  # the widths of a head, of a linear map, of a norm are multiples of it
-LARGE = 1 << 18  # numbers from which on a norm by itself is as fast by our kernels as by torch's, and keeps less
-FEW = 32  # rows from which on it is worth it to lay out weights anew for each product
-
-
-def fits(*tensors: Tensor) -> bool:
-    """Whether the kernels take them: single precision on a CPU, numbers side by side; not while a graph is traced."""
-    return (
-        kernels.NATIVE is not None
-        and all(x.device.type == "cpu" and x.dtype == torch.float32 and x.stride(-1) == 1 for x in tensors)
-        and not torch.compiler.is_compiling()
-    )
+WHOLE = 1 << 16  # what the sixteen bits that decide what is dropped can tell apart
 
 
-def is_watched(module: nn.Module) -> bool:
-    """Whether there are hooks, for which it must be called as it is."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks)
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask, *, scale: float, dropout: float = 0.0, biased: bool = False
+) -> Tensor | None:
+    """softmax(scale q k' + mask) v. For shapes see `Mix`; `biased`: there is more to add to the scores."""
+    if door.attention_now(query, key, value, mask, dropout=dropout, biased=biased) is not None:
+        return None
+    queries, keys = query.shape[2], key.shape[2]
+    causal = mask.is_plain_causal(queries, keys)
+    if causal or mask.dense(queries, keys, query.device) is None:
+        return masked_attention(query, key, value, None, causal=causal, scale=scale)
+    additive = mask.additive(queries, keys, query.device)
+    return None if additive is None else masked_attention(query, key, value, additive, causal=False, scale=scale)
 
 
-def can_attend(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    same = key.shape == value.shape == (query.shape[0], query.shape[1], key.shape[2], query.shape[3])
-    return same and query.shape[-1] % WIDE == 0 and query.numel() > 0 and key.numel() > 0 and fits(query, key, value)
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, hiding: Tensor | None, *, causal: bool, scale: float) -> Tensor:
-    """softmax(scale q k' + hiding) v. For shapes see `Mix`; hiding: (batch or 1) 1 (query or 1) key. A plain causal
-    mask does not need it."""
-    return _Attend.apply(query, key, value, hiding, causal, scale)
+def masked_attention(
+    query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, *, causal: bool, scale: float
+) -> Tensor:
+    """The kernel. additive: (batch or 1) 1 (query or 1) key, added to the scores; a plain causal mask does not need
+    it."""
+    return _Attend.apply(query, key, value, additive, causal, scale)
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, hiding: Tensor | None, causal: bool, scale: float
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, causal: bool, scale: float
     ) -> Tensor:
         batch, heads, queries, head = query.shape
         y = floats(batch, queries, heads, head).transpose(1, 2)
         sums = floats(batch, heads, queries)
-        ctx.save_for_backward(query, key, value, hiding, y, sums)
+        ctx.save_for_backward(query, key, value, additive, y, sums)
         ctx.causal, ctx.scale = causal, scale
         assert kernels.NATIVE is not None
         views = [number for x in (query, key, value, y) for number in _view(x)]
         scratch = _scratch(key)
-        kernels.NATIVE.attend(*views, *_rest(query, key, hiding, sums, causal, scale, scratch))
+        kernels.NATIVE.attend(*views, *_rest(query, key, additive, sums, causal, scale, scratch))
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, hiding, y, sums = ctx.saved_tensors
+        query, key, value, additive, y, sums = ctx.saved_tensors
         d_y = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
         found = _beside(query, key, value)
         assert kernels.NATIVE is not None
         views = [number for x in (query, key, value, y, d_y, *found) for number in _view(x)]
         scratch = _scratch(key)
-        kernels.NATIVE.attend_back(*views, *_rest(query, key, hiding, sums, ctx.causal, ctx.scale, scratch))
+        kernels.NATIVE.attend_back(*views, *_rest(query, key, additive, sums, ctx.causal, ctx.scale, scratch))
         return *found, None, None, None
 
 
@@ -85,16 +80,16 @@ def _scratch(key: Tensor) -> Tensor:
 
 
 def _rest(
-    query: Tensor, key: Tensor, hiding: Tensor | None, sums: Tensor, causal: bool, scale: float, scratch: Tensor
+    query: Tensor, key: Tensor, additive: Tensor | None, sums: Tensor, causal: bool, scale: float, scratch: Tensor
 ) -> tuple[float, ...]:
     batch, heads, queries, head = query.shape
-    hidden = (0, 0, 0)
-    if hiding is not None:
-        assert hiding.shape[-1] == key.shape[2] and hiding.stride(-1) == 1
-        everywhere = hiding.expand(batch, 1, queries, key.shape[2])
-        hidden = (everywhere.data_ptr(), everywhere.stride(0), everywhere.stride(2))
+    strides = (0, 0, 0)
+    if additive is not None:
+        assert additive.shape[-1] == key.shape[2] and additive.stride(-1) == 1
+        everywhere = additive.expand(batch, 1, queries, key.shape[2])
+        strides = (everywhere.data_ptr(), everywhere.stride(0), everywhere.stride(2))
     sizes = (batch, heads, queries, key.shape[2], head)
-    return *hidden, sums.data_ptr(), *sizes, scale, causal, scratch.data_ptr(), torch.get_num_threads()
+    return *strides, sums.data_ptr(), *sizes, scale, causal, scratch.data_ptr(), torch.get_num_threads()
 
 
 def _beside(*parts: Tensor) -> list[Tensor]:
@@ -117,21 +112,9 @@ def _beside(*parts: Tensor) -> list[Tensor]:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """W x + b. x: anything inputs; weight: outputs inputs"""
     fit = x.shape[-1:] == weight.shape[1:] and (bias is None or bias.shape == weight.shape[:1])
-    return _Linear.apply(x, weight, bias) if fit and _trains(x, [weight], [bias]) else F.linear(x, weight, bias)
-
-
-def _trains(x: Tensor, weights: Sequence[Tensor], others: Sequence[Tensor | None]) -> bool:
-    """Whether these are to be trained, and by our kernels."""
-    return (
-        x.device.type == "cpu"
-        and not torch.compiler.is_compiling()  # which would take the sizes below for facts
-        and torch.is_grad_enabled()
-        and any(one.requires_grad for one in (x, *weights))
-        and all(size % WIDE == 0 for weight in weights for size in weight.shape)
-        and x.numel() >= FEW * x.shape[-1]
-        and not torch.is_autocast_enabled("cpu")
-        and _fits_whole(x, *weights, *(one for one in others if one is not None))
-    )
+    if fit and door.trained(x, [weight], [bias]) is None:
+        return _Linear.apply(x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 class _Linear(torch.autograd.Function):
@@ -167,32 +150,56 @@ def _linear(x: Tensor, weight: Tensor, *others: Tensor | None, back: bool = Fals
     kernels.NATIVE.linear(*at, x.numel() // inputs, inputs, outputs, scratch.data_ptr(), threads)
 
 
-def can_weigh(x: Tensor, weight: Tensor) -> bool:
-    return weight.shape[1] % WIDE == 0 and _fits_whole(x, weight)
+def split(whole: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Along the last axis."""
+    if len(sizes) == 1:
+        return (whole,)  # splitting would cost a copy on the way back
+    if whole.device.type != "cpu" or not whole.requires_grad or torch.compiler.is_compiling():
+        return whole.split(sizes, dim=-1)
+    parts: tuple[Tensor, ...] = _Split.apply(whole, sizes)
+    return parts
 
 
-def weigh_(d_weight: Tensor, d_y: Tensor, x: Tensor, *, add: bool) -> None:
-    """dW = dY' X, or dW + dY' X."""
-    assert kernels.NATIVE is not None
-    threads, (outputs, inputs) = torch.get_num_threads(), d_weight.shape
-    scratch = floats(kernels.NATIVE.linear_room(inputs, WIDE, True, threads))
-    at = (one.data_ptr() for one in (d_y, x, d_weight))
-    kernels.NATIVE.weigh(*at, len(x), outputs, inputs, add, scratch.data_ptr(), threads)
+class _Split(torch.autograd.Function):
+    """`split`, whose way back makes no copy of gradients that already lie side by side, as `_beside` puts them."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return whole.split(sizes, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        first, width, at = grads[0], sum(grad.shape[-1] for grad in grads), grads[0].storage_offset()
+        stride, step = [1], width
+        for size in reversed(first.shape[1:-1]):
+            stride.insert(0, step)
+            step *= size
+        stride.insert(0, step)
+        for grad in grads:
+            same = grad.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+            if torch.is_grad_enabled() or not same or grad.storage_offset() != at or grad.stride() != tuple(stride):
+                return torch.cat(grads, dim=-1), None
+            at += grad.shape[-1]
+        return first.as_strided((*first.shape[:-1], width), stride), None
 
 
-def can_feed(x: Tensor, first: nn.Linear, second: nn.Linear) -> bool:
-    weights, biases = [first.weight, second.weight], [first.bias, second.bias]
-    fit = x.shape[-1:] == first.weight.shape[1:] and second.weight.shape == first.weight.shape[::-1]
-    fit &= all(bias is None or len(bias) == len(weight) for weight, bias in zip(weights, biases, strict=True))
-    return fit and _trains(x, weights, biases)
+def feed_forward(
+    x: Tensor, first: nn.Module, second: nn.Module, *, kind: str | None, gated: bool, kernel: int, dropout: float
+) -> Tensor | None:
+    """W2 f(W1 x + b1) + b2, some rows at a time; `kind` names f, see `door.network`."""
+    if door.not_training() is not None:
+        return None
+    found = door.network(first, second, kind=kind, gated=gated, kernel=kernel, dropout=dropout)
+    if not found or kind is None:
+        return None
+    one, other = found
+    assert one.weight is not None and other.weight is not None
+    if x.shape[-1] != one.inputs or door.trained(x, [one.weight, other.weight], [one.bias, other.bias]) is not None:
+        return None
+    return _FeedForward.apply(x, one.weight, one.bias, other.weight, other.bias, KINDS.index(kind))
 
 
-def feed(x: Tensor, first: nn.Linear, second: nn.Linear, kind: str) -> Tensor:
-    """W2 f(W1 x + b1) + b2, some rows at a time. For the kinds of f see below."""
-    return _Feed.apply(x, first.weight, first.bias, second.weight, second.bias, KINDS.index(kind))
-
-
-class _Feed(torch.autograd.Function):
+class _FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -235,22 +242,15 @@ def _feed(x: Tensor, first: Tensor, *others: Tensor | None, f: int, back: bool =
 
 
 def gelu(x: Tensor) -> Tensor:
-    return _Activate.apply(x, "gelu") if _fits_whole(x) else F.gelu(x)
+    return _Activate.apply(x, "gelu") if door.whole_tensors([x]) is None else F.gelu(x)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    return _Activate.apply(x, "gelu_tanh") if _fits_whole(x) else F.gelu(x, approximate="tanh")
+    return _Activate.apply(x, "gelu_tanh") if door.whole_tensors([x]) is None else F.gelu(x, approximate="tanh")
 
 
 def silu(x: Tensor) -> Tensor:
-    return _Activate.apply(x, "silu") if _fits_whole(x) else F.silu(x)
-
-
-KINDS = ["relu", "gelu", "gelu_tanh", "silu"]  # as native/rows.h numbers them
-
-
-def _fits_whole(*tensors: Tensor) -> bool:
-    return all(x.is_contiguous() and x.numel() > 0 for x in tensors) and fits(*tensors)
+    return _Activate.apply(x, "silu") if door.whole_tensors([x]) is None else F.silu(x)
 
 
 class _Activate(torch.autograd.Function):
@@ -274,12 +274,10 @@ class _Activate(torch.autograd.Function):
         return d_x, None
 
 
-def can_drop(*tensors: Tensor) -> bool:
-    return len({x.shape for x in tensors}) == 1 and _fits_whole(*tensors)
-
-
-def dropped(x: Tensor | None, y: Tensor, p: float) -> Tensor:
-    """x + dropout(y). What is dropped is drawn again on the way back, so that nothing need be kept."""
+def dropout(x: Tensor | None, y: Tensor, p: float) -> Tensor | None:
+    """x + dropout(y), or dropout(y). What is dropped is drawn again on the way back, so that nothing need be kept."""
+    if p == 1 or door.whole_tensors([y] if x is None else [x, y]) is not None or (x is not None and x.shape != y.shape):
+        return None
     seed = int(torch.empty((), dtype=torch.int64).random_())
     return _Dropped.apply(x, y, p, seed)
 
@@ -309,36 +307,32 @@ def _drop(x: Tensor | None, y: Tensor, p: float, seed: int) -> Tensor:
     return z
 
 
-def can_join(x: Tensor, v: Tensor | None, norm: nn.Module) -> bool:
-    """Whether `joined` takes them: a plain norm whose input can be told from its output."""
-    if type(norm) not in (nn.LayerNorm, nn.RMSNorm) or is_watched(norm):
-        return False
-    weight, bias = norm.weight, getattr(norm, "bias", None)
-    if not isinstance(weight, Tensor) or weight.shape != x.shape[-1:] or (v is not None and v.shape != x.shape):
-        return False
-    if not _trains(x, [weight], [bias, v]) or (v is None and x.numel() < LARGE):
-        return False
+def add_norm(x: Tensor, v: Tensor | None, norm: nn.Module, p: float) -> Tensor | None:
+    """norm(x + dropout(v)), or norm(x). The sum is not kept: it is recovered from the norm's output, where its weights
+    allow that."""
+    if door.not_training() is not None or p == 1 or (v is None and x.numel() < door.LARGE):
+        return None
+    plan = door.norm(norm)
+    if not plan or plan.weight.shape != x.shape[-1:] or (v is not None and v.shape != x.shape):
+        return None
+    if door.trained(x, [plan.weight], [plan.bias, v]) is not None:
+        return None
     assert kernels.NATIVE is not None
-    at = (weight.data_ptr(), 0 if bias is None else bias.data_ptr())
-    return bool(kernels.NATIVE.can_be_told(*at, len(weight)))
-
-
-def joined(x: Tensor, v: Tensor | None, norm: nn.Module, p: float) -> Tensor:
-    """norm(x + dropout(v)), or norm(x). The sum is not kept."""
-    rms = isinstance(norm, nn.RMSNorm)
+    bias = 0 if plan.bias is None else plan.bias.data_ptr()
+    if not kernels.NATIVE.is_invertible(plan.weight.data_ptr(), bias, len(plan.weight)):
+        return None
     p = p if round(p * WHOLE) else 0.0
     seed = int(torch.empty((), dtype=torch.int64).random_()) if p > 0 else 0
-    eps = norm.eps if norm.eps is not None else torch.finfo(torch.float32).eps
-    return _Joined.apply(x, v, norm.weight, None if rms else norm.bias, (rms, eps, p, seed))
+    return _AddNorm.apply(x, v, plan.weight, plan.bias, (plan.rms, plan.eps, p, seed))
 
 
-class _Joined(torch.autograd.Function):
+class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, v: Tensor | None, weight: Tensor, bias: Tensor | None, how: tuple[bool, float, float, int]
     ) -> Tensor:
         y, factors = torch.empty_like(x), floats(x.numel() // len(weight))
-        _join(x, v, weight, bias, y, factors, None, None, None, None, how=how)
+        _add_norm(x, v, weight, bias, y, factors, None, None, None, None, how=how)
         ctx.save_for_backward(weight, bias, y, factors)
         ctx.how, ctx.adds = how, v is not None
         return y
@@ -350,27 +344,15 @@ class _Joined(torch.autograd.Function):
         d_x = torch.empty_like(y)
         d_v = (torch.empty_like(y) if ctx.how[2] > 0 else d_x) if ctx.adds else None
         d_both = floats(2 * torch.get_num_threads(), len(weight))
-        _join(y, d_v, weight, bias, y, factors, d_y, d_x, d_v, d_both, how=ctx.how)
+        _add_norm(y, d_v, weight, bias, y, factors, d_y, d_x, d_v, d_both, how=ctx.how)
         return d_x, d_v, d_both[0], None if bias is None else d_both[1], None
 
 
-def _join(
+def _add_norm(
     x: Tensor, v: Tensor | None, weight: Tensor, *others: Tensor | None, how: tuple[bool, float, float, int]
 ) -> None:
     assert kernels.NATIVE is not None
     rms, eps, p, seed = how
     at = (0 if one is None else one.data_ptr() for one in (x, v, weight, *others))
     sizes = (x.numel() // len(weight), len(weight))
-    kernels.NATIVE.join(*at, *sizes, rms, eps, round(p * WHOLE), 1 / (1 - p), seed, torch.get_num_threads())
-
-
-def cross_entropy_(logits: Tensor, targets: Tensor, share: float) -> Tensor:
-    """lse(z) - share z_t of each row; the logits become their gradients, softmax(z) - share onehot(t)."""
-    targets = targets.long().contiguous()
-    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[1]:
-        raise IndexError(f"a target is not one of the {logits.shape[1]} words")
-    losses = torch.empty(len(logits), dtype=torch.float64)
-    at = (logits.data_ptr(), targets.data_ptr(), losses.data_ptr())
-    assert kernels.NATIVE is not None
-    kernels.NATIVE.cross_entropy(*at, share, *logits.shape, torch.get_num_threads())
-    return losses
+    kernels.NATIVE.add_norm(*at, *sizes, rms, eps, round(p * WHOLE), 1 / (1 - p), seed, torch.get_num_threads())

@@ -1,9 +1,10 @@
-/* An encoder, and a step of a decoder, on a CPU: what quick.py lays out; and what training does most, for fused.py.
-   kernels.py and fused.py are the only callers. They hand over addresses and sizes.
+/* An encoder, and a step of a decoder, on a CPU: for decoding.py; and what training does most, for training.py.
+   kernels.py, layers.py, training.py and loss.py are the only callers. They hand over addresses and sizes, and the structs of fields.h.
 
    A step of a small model is over in less time than torch takes to start its parts one by one, and products of few rows
    are where matrix libraries are at their weakest.
 
+   fields.h      the structs that Python fills in
    vectors.h     eight or sixteen numbers         attention.h   who looks at what
    product.h     weights times rows               layers.h      all of it, layer by layer
    rows.h        what is done to each row         training.h, linear.h, residual.h   forwards and backwards */
@@ -25,11 +26,11 @@ static int taken(Py_ssize_t given, Py_ssize_t wanted) {
     return given == wanted;
 }
 
-static Style style_of(PyObject *const *of) {
-    return (Style){.layers = number(of[0]), .width = number(of[1]), .heads = number(of[2]), .cross_heads = number(of[3]),
-                   .pre = (int)number(of[4]), .rms = (int)number(of[5]), .kind = (int)number(of[6]),
-                   .gated = (int)number(of[7]), .eps = real(of[8]), .scale = real(of[9]), .cross_scale = real(of[10]),
-                   .threads = (int)number(of[11])};
+/* A stack's style, with the threads of this call. */
+static Style style_of(PyObject *at, PyObject *threads) {
+    Style style = *(const Style *)address(at);
+    style.threads = (int)number(threads);
+    return style;
 }
 
 static PyObject *py_product(PyObject *self, PyObject *const *of, Py_ssize_t count) {
@@ -46,32 +47,32 @@ static PyObject *py_product(PyObject *self, PyObject *const *of, Py_ssize_t coun
 }
 
 static PyObject *py_encode(PyObject *self, PyObject *const *of, Py_ssize_t count) {
-    if (!taken(count, 18)) return NULL;
-    Style style = style_of(of);
-    const Layer *layers = address(of[12]);
-    float *x = address(of[13]), *scratch = address(of[14]);
-    const float *hiding = address(of[15]);
-    Count sentences = number(of[16]), source = number(of[17]);
+    if (!taken(count, 8)) return NULL;
+    Style style = style_of(of[0], of[1]);
+    const Layer *layers = address(of[2]);
+    float *x = address(of[3]), *scratch = address(of[4]);
+    const float *additive = address(of[5]);
+    Count sentences = number(of[6]), source = number(of[7]);
     if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS encode(layers, &style, x, scratch, hiding, sentences, source);
+    Py_BEGIN_ALLOW_THREADS encode(layers, &style, x, scratch, additive, sentences, source);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 static PyObject *py_step(PyObject *self, PyObject *const *of, Py_ssize_t count) {
-    if (!taken(count, 23)) return NULL;
-    Style style = style_of(of);
-    const Layer *layers = address(of[12]);
-    float *x = address(of[13]), *scratch = address(of[14]);
-    const float *hiding = address(of[15]);
-    int32_t *origin = address(of[16]);
-    Count rows = number(of[17]), sentences = number(of[18]), source = number(of[19]), slots = number(of[20]);
-    Count room = number(of[21]), length = number(of[22]);
+    if (!taken(count, 13)) return NULL;
+    Style style = style_of(of[0], of[1]);
+    const Layer *layers = address(of[2]);
+    float *x = address(of[3]), *scratch = address(of[4]);
+    const float *additive = address(of[5]);
+    int32_t *origin = address(of[6]);
+    Count rows = number(of[7]), sentences = number(of[8]), source = number(of[9]), slots = number(of[10]);
+    Count room = number(of[11]), length = number(of[12]);
     if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS step(layers, &style, x, scratch, hiding, origin, rows, sentences, source, slots, room, length);
+    Py_BEGIN_ALLOW_THREADS step(layers, &style, x, scratch, additive, origin, rows, sentences, source, slots, room, length);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
-static PyObject *py_lay(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+static PyObject *py_lay_out(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 9)) return NULL;
     const float *from = address(of[0]);
     float *keys = address(of[1]), *values = address(of[2]);
@@ -79,7 +80,7 @@ static PyObject *py_lay(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     Count head = number(of[7]), room = number(of[8]), size = heads * head * room;
     if (PyErr_Occurred()) return NULL;
     for (Count one = 0; one < sentences; one++)
-        lay(from + one * source * stride, stride, source, keys + one * size, values + one * size, heads, head, room);
+        lay_out(from + one * source * stride, stride, source, keys + one * size, values + one * size, heads, head, room);
     Py_RETURN_NONE;
 }
 
@@ -139,7 +140,7 @@ static PyObject *attention(PyObject *const *of, Py_ssize_t count, int back) {
     if (!taken(count, (back ? 32 : 16) + 13)) return NULL;
     PyObject *const *rest = of + (back ? 32 : 16);
     Attention job = {.query = view_of(of), .key = view_of(of + 4), .value = view_of(of + 8), .y = view_of(of + 12),
-                     .hiding = address(rest[0]), .hiding_batch = number(rest[1]), .hiding_query = number(rest[2]),
+                     .additive = address(rest[0]), .additive_batch = number(rest[1]), .additive_query = number(rest[2]),
                      .sums = address(rest[3]), .batch = number(rest[4]), .heads = number(rest[5]),
                      .queries = number(rest[6]), .keys = number(rest[7]), .head = number(rest[8]),
                      .scale = real(rest[9]), .causal = (int)number(rest[10])};
@@ -184,36 +185,36 @@ static PyObject *py_linear(PyObject *self, PyObject *const *of, Py_ssize_t count
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
-static PyObject *py_weigh(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+static PyObject *py_weight_gradient(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 9)) return NULL;
-    Weighing job = {.d_y = address(of[0]), .x = address(of[1]), .d_w = address(of[2]), .rows = number(of[3]),
+    WeightGradient job = {.d_y = address(of[0]), .x = address(of[1]), .d_w = address(of[2]), .rows = number(of[3]),
                     .outputs = number(of[4]), .inputs = number(of[5]), .add = (int)number(of[6])};
     float *scratch = address(of[7]);
     int threads = (int)number(of[8]);
     if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS weigh_all(&job, scratch, threads);
+    Py_BEGIN_ALLOW_THREADS weight_gradient(&job, scratch, threads);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
-static PyObject *py_can_be_told(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+static PyObject *py_is_invertible(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 3)) return NULL;
     const float *weight = address(of[0]), *bias = address(of[1]);
     Count width = number(of[2]);
     if (PyErr_Occurred()) return NULL;
-    return PyBool_FromLong(can_be_told(weight, bias, width));
+    return PyBool_FromLong(is_invertible(weight, bias, width));
 }
 
-static PyObject *py_join(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+static PyObject *py_add_norm(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 18)) return NULL;
     Count seed = number(of[16]);
-    Joint job = {.x = address(of[0]), .v = address(of[1]), .weight = address(of[2]), .bias = address(of[3]),
+    AddNorm job = {.x = address(of[0]), .v = address(of[1]), .weight = address(of[2]), .bias = address(of[3]),
                  .y = address(of[4]), .factors = address(of[5]), .d_y = address(of[6]), .d_x = address(of[7]),
                  .d_v = address(of[8]), .d_weight = address(of[9]), .rows = number(of[10]), .width = number(of[11]),
                  .rms = (int)number(of[12]), .eps = real(of[13]), .dropped = (uint32_t)number(of[14]),
                  .factor = real(of[15]), .seed = (uint32_t)seed, .second = (uint32_t)(seed >> 32)};
     int threads = (int)number(of[17]);
     if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS join(&job, threads);
+    Py_BEGIN_ALLOW_THREADS add_norm(&job, threads);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
@@ -269,14 +270,13 @@ static PyObject *py_cross_entropy(PyObject *self, PyObject *const *of, Py_ssize_
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, NULL}
 
 static PyMethodDef functions[] = {
-    FUNCTION(product),     FUNCTION(encode),      FUNCTION(step),          FUNCTION(lay),    FUNCTION(embed),
+    FUNCTION(product),     FUNCTION(encode),      FUNCTION(step),          FUNCTION(lay_out),    FUNCTION(embed),
     FUNCTION(norm),        FUNCTION(drop),        FUNCTION(activate),      FUNCTION(attend), FUNCTION(attend_back),
     FUNCTION(linear_room), FUNCTION(linear),      FUNCTION(cross_entropy), FUNCTION(largest), FUNCTION(log_softmax),
-    FUNCTION(feed),        FUNCTION(weigh),       FUNCTION(can_be_told),   FUNCTION(join),   FUNCTION(attention_room),
+    FUNCTION(feed),        FUNCTION(weight_gradient),       FUNCTION(is_invertible),   FUNCTION(add_norm),   FUNCTION(attention_room),
     {NULL, NULL, 0, NULL},
 };
 
-_Static_assert(sizeof(Layer) == 39 * 8, "quick.py writes it as 39 numbers");
 _Static_assert(DEEP % 2 == 0 && DEEP * 127LL * 32767 <= INT32_MAX, "sums of int8 must be exact");
 
 #if defined(AVX512)
@@ -301,6 +301,23 @@ static int runs_here(void) {
 #endif
 }
 
+/* The structs of fields.h: {name: (size, ((field, type, offset), ...))} */
+static PyObject *described(void) {
+    PyObject *all = PyDict_New();
+    for (const Struct *one = structs; all && one->name; one++) {
+        PyObject *fields = PyList_New(0), *entry = NULL;
+        for (const Field *field = one->fields; fields && field->name; field++) {
+            PyObject *row = Py_BuildValue("(ssn)", field->name, field->code, (Py_ssize_t)field->offset);
+            if (!row || PyList_Append(fields, row) < 0) Py_CLEAR(fields);
+            Py_XDECREF(row);
+        }
+        if (fields) entry = Py_BuildValue("(nN)", (Py_ssize_t)one->size, fields);
+        if (!entry || PyDict_SetItemString(all, one->name, entry) < 0) Py_CLEAR(all);
+        Py_XDECREF(entry);
+    }
+    return all;
+}
+
 PyMODINIT_FUNC START(void) {
     if (!runs_here()) {
         PyErr_SetString(PyExc_ImportError, "this processor lacks " PROCESSOR);
@@ -308,6 +325,11 @@ PyMODINIT_FUNC START(void) {
     }
     PyObject *made = PyModule_Create(&module);
     if (made) PyModule_AddStringConstant(made, "PROCESSOR", PROCESSOR);
-    if (made) PyModule_AddIntConstant(made, "VERSION", 4); /* raised when what kernels.py hands over changes */
+    if (made) PyModule_AddIntConstant(made, "VERSION", 5); /* raised when what kernels.py hands over changes */
+    PyObject *fields = made ? described() : NULL;
+    if (!fields || PyModule_AddObject(made, "STRUCTS", fields) < 0) {
+        Py_XDECREF(fields);
+        Py_CLEAR(made);
+    }
     return made;
 }

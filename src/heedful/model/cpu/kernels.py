@@ -7,6 +7,7 @@ the functions here do.
 
 import importlib
 import os
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-VERSION = 4  # native/native.c's: raised there and here when what they hand each other changes
+VERSION = 5  # native/native.c's: raised there and here when what they hand each other changes
 PANEL = 16  # outputs side by side, as in native/product.h
 
 
@@ -29,7 +30,7 @@ def _compiled() -> tuple[Any, str]:
     why = ""
     for name in ["_native"] if asked else ["_native_avx512", "_native"]:
         try:
-            found = importlib.import_module(f"heedful.model.{name}")
+            found = importlib.import_module(f"heedful.model.cpu.{name}")
         except ImportError as error:
             why = str(error)
             continue
@@ -92,10 +93,10 @@ class Panels:
         return F.pad(bias.detach().float(), (0, -self.columns % PANEL)).contiguous()
 
     @property
-    def map(self) -> tuple[int, int, int, int, int]:
-        """`Map` of native/product.h; as long as these panels are there."""
-        values, scales, bias = (0 if one is None else one.data_ptr() for one in (self.values, self.scales, self.bias))
-        return values, scales, bias, self.depth, self.columns
+    def fields(self) -> dict[str, int]:
+        """`Map` of native/fields.h; as long as these panels are there."""
+        addresses = {name: address(getattr(self, name)) for name in ("scales", "bias")}
+        return {"weight": address(self.values), **addresses, "depth": self.depth, "columns": self.columns}
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: anything depth -> anything columns. Gradients reach x; the weights have none."""
@@ -120,8 +121,8 @@ class Panels:
             raise ValueError(f"{list(x.shape)} to {list(y.shape)} with weights of {self.columns} x {self.depth}")
         rows = x.numel() // self.depth
         rounded = None if self.scales is None else floats(rows * (2 + self.depth // 2))
-        at = 0 if rounded is None else rounded.data_ptr()
-        NATIVE.product(*self.map, x.data_ptr(), y.data_ptr(), rows, add, relu, torch.get_num_threads(), at)
+        weights = (self.values.data_ptr(), address(self.scales), address(self.bias), self.depth, self.columns)
+        NATIVE.product(*weights, x.data_ptr(), y.data_ptr(), rows, add, relu, torch.get_num_threads(), address(rounded))
 
     def rows(self, numbers: Tensor) -> Tensor:
         """Rows of W."""
@@ -156,6 +157,11 @@ class _Product(torch.autograd.Function):
         return (dy @ ctx.panels.unfolded(dy.device)).to(ctx.dtype), None
 
 
+def fixed_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """W x + b with weights that do not change any more: laid out once, where the kernels can work on them."""
+    return Panels(weight, bias) if suits(weight) else lambda x: F.linear(x, weight, bias)
+
+
 @dataclass(frozen=True)
 class Source:
     """Keys and values of what is looked at, as the kernels read them; with zeros up to a multiple of eight."""
@@ -167,36 +173,49 @@ class Source:
         return Source(self.keys.index_select(0, sentences), self.values.index_select(0, sentences))
 
 
-def lay(keys_values: Tensor, sentences: int, heads: int, head: int) -> Source:
+def lay_out_source(keys_values: Tensor, sentences: int, heads: int, head: int) -> Source:
     """keys_values: (sentences source) 2*heads*head"""
-    assert NATIVE is not None and keys_values.shape[1] == 2 * heads * head and suits(keys_values)
-    source = len(keys_values) // sentences
+    assert NATIVE is not None
+    rows, width = keys_values.shape
+    if width != 2 * heads * head or sentences < 1 or rows % sentences or not suits(keys_values):
+        raise ValueError(f"{rows} x {width} are no keys and values of {heads} heads of {head} in {sentences} sentences")
+    source = rows // sentences
     room = source + -source % 8
     made = Source(floats(sentences, heads, head, room), floats(sentences, heads, room, head))
     at = (keys_values.data_ptr(), made.keys.data_ptr(), made.values.data_ptr())
-    NATIVE.lay(*at, 2 * heads * head, sentences, source, heads, head, room)
+    NATIVE.lay_out(*at, 2 * heads * head, sentences, source, heads, head, room)
     return made
 
 
-def embed(tokens: Tensor, table: Tensor | Panels, factor: float, places: Tensor) -> Tensor:
-    """The vectors of tokens times the factor, and what says where they stand, again and again: rows width."""
+def embed(tokens: Tensor, table: Tensor | Panels, factor: float, positions: Tensor) -> Tensor:
+    """The vectors of tokens times the factor, plus those of their positions, which repeat: rows width."""
     assert NATIVE is not None
     tokens = tokens.long().contiguous()
     if isinstance(table, Panels):
-        address, scales, _, width, size = table.map
+        values, scales, width, size = table.values.data_ptr(), address(table.scales), table.depth, table.columns
+        fit = table.scales is not None
     else:
-        address, scales, (size, width) = table.data_ptr(), 0, table.shape
+        values, scales, (size, width) = table.data_ptr(), 0, table.shape
+        fit = is_plain(table)
+    period = len(positions)
+    if not fit or not period or positions.shape[1] != width or not is_plain(positions) or tokens.numel() % period:
+        given = f"{list(tokens.shape)} tokens and {list(positions.shape)} positions"
+        raise ValueError(f"{given} do not fit a table of {size} x {width}")
     x = floats(tokens.numel(), width)
-    at = (tokens.data_ptr(), address, scales)
-    NATIVE.embed(*at, factor, places.data_ptr(), len(places), x.data_ptr(), len(x), width, size)
+    at = (tokens.data_ptr(), values, scales)
+    NATIVE.embed(*at, factor, positions.data_ptr(), period, x.data_ptr(), len(x), width, size)
     return x
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, rms: bool, eps: float) -> None:
     """LayerNorm or RMSNorm of each row of x, in place."""
     assert NATIVE is not None
-    at = 0 if bias is None else bias.data_ptr()
-    NATIVE.norm(weight.data_ptr(), at, rms, eps, x.data_ptr(), *x.shape, torch.get_num_threads())
+    rows, width = x.shape
+    if weight.shape != (width,) or not is_plain(x) or not is_plain(weight):
+        raise ValueError(f"a norm of {list(weight.shape)} does not fit {list(x.shape)}")
+    if bias is not None and (bias.shape != (width,) or not is_plain(bias)):
+        raise ValueError(f"a bias of {list(bias.shape)} does not fit {list(x.shape)}")
+    NATIVE.norm(weight.data_ptr(), address(bias), rms, eps, x.data_ptr(), rows, width, torch.get_num_threads())
 
 
 def attention_room(keys: int, head: int) -> int:
@@ -205,35 +224,19 @@ def attention_room(keys: int, head: int) -> int:
     return torch.get_num_threads() * int(NATIVE.attention_room(keys, head))
 
 
-def encode(style: tuple[float, ...], layers: Tensor, x: Tensor, scratch: Tensor, hiding: Tensor) -> None:
-    """An encoder, in place. x: (sentences source) width; hiding: sentences source, added to what is seen, with -inf up
-    to a multiple of eight. `style` and `layers` are those of native/layers.h."""
-    assert NATIVE is not None
-    at = (layers.data_ptr(), x.data_ptr(), scratch.data_ptr(), hiding.data_ptr())
-    NATIVE.encode(*style, torch.get_num_threads(), *at, len(hiding), len(x) // len(hiding))
+def is_plain(x: Tensor) -> bool:
+    """Whether C can read it."""
+    return x.dtype is torch.float32 and x.is_contiguous() and x.device.type == "cpu"
 
 
-def step(
-    style: tuple[float, ...],
-    layers: Tensor,
-    x: Tensor,
-    scratch: Tensor,
-    hiding: Tensor,
-    origin: Tensor,
-    slots: int,
-    length: int,
-) -> None:
-    """A step of a decoder, in place. x: rows width; origin: rows room, the slot in which a row's token of each time
-    stands; `length` counts the newest."""
-    assert NATIVE is not None
-    at = (layers.data_ptr(), x.data_ptr(), scratch.data_ptr(), hiding.data_ptr(), origin.data_ptr())
-    sizes = (len(x), *hiding.shape, slots, origin.shape[1], length)
-    NATIVE.step(*style, torch.get_num_threads(), *at, *sizes)
+def address(tensor: Tensor | None) -> int:
+    """As C has it; 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def log_softmax(x: Tensor) -> Tensor:
     """Of each row; where the kernels suit, in place."""
-    if not suits(x):
+    if not suits(x) or not x.numel():
         return x.float().log_softmax(-1)
     assert NATIVE is not None
     NATIVE.log_softmax(x.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], torch.get_num_threads())
@@ -244,17 +247,20 @@ def largest(x: Tensor, count: int, offsets: Tensor | None = None) -> tuple[Tenso
     """`topk` of each row: values and where they are. x: rows numbers. `offsets` (rows beams) are added to equal parts
     of the rows."""
     rows, size = x.shape
-    if not suits(x) or count > size:
+    beams = 1 if offsets is None else offsets.shape[1]
+    if not 0 < count <= size:
+        raise ValueError(f"the {count} largest of {size} numbers are asked for; choose from 1 to {size}")
+    if offsets is not None and (offsets.shape[0] != rows or not beams or size % beams):
+        raise ValueError(f"offsets of {list(offsets.shape)} do not fit {rows} rows of {size} numbers")
+    if not suits(x):
         if offsets is not None:
             x = (x.unflatten(1, (offsets.shape[1], -1)) + offsets[..., None]).flatten(1)
         found = x.max(1, keepdim=True) if count == 1 else x.topk(count)
         return found.values, found.indices
     assert NATIVE is not None
     values, indices = floats(rows, count), torch.empty(rows, count, dtype=torch.long, device="cpu")
-    beams, at = 1, 0
     if offsets is not None:
-        offsets = offsets.float().contiguous()
-        beams, at = offsets.shape[1], offsets.data_ptr()
+        offsets = offsets.to("cpu", torch.float32).contiguous()
     to = (values.data_ptr(), indices.data_ptr())
-    NATIVE.largest(x.data_ptr(), at, rows, beams, size // beams, count, *to, torch.get_num_threads())
+    NATIVE.largest(x.data_ptr(), address(offsets), rows, beams, size // beams, count, *to, torch.get_num_threads())
     return values, indices

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.model import kernels
-from heedful.model.kernels import MISSING, NATIVE, Panels
+from heedful.model.cpu import kernels
+from heedful.model.cpu.kernels import MISSING, NATIVE, Panels
+from heedful.model.cpu.layers import STRUCTS, Layers, Texts
 
 sizes = st.integers(1, 600)
 SWITCH = "HEEDFUL_KERNELS"
@@ -145,7 +146,7 @@ def test_they_are_compiled_where_there_is_a_compiler():
 
 
 def test_they_can_be_turned_off():
-    code = "from heedful.model.kernels import MISSING, NATIVE; print(NATIVE, MISSING)"
+    code = "from heedful.model.cpu.kernels import MISSING, NATIVE; print(NATIVE, MISSING)"
     found = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, SWITCH: "off"}, capture_output=True, text=True, check=True
     )
@@ -162,7 +163,9 @@ def test_what_is_asked_for_must_be_there():
 
 @pytest.mark.skipif(NATIVE is None or NATIVE.PROCESSOR != "AVX-512", reason="there is but one kind of kernels here")
 def test_those_for_lesser_processors_do_the_same():
-    files = [str(Path(__file__).with_name(name)) for name in ("test_kernels.py", "test_fused.py", "test_quick.py")]
+    files = [
+        str(Path(__file__).with_name(name)) for name in ("test_kernels.py", "test_training.py", "test_decoding.py")
+    ]
     command = [sys.executable, "-m", "pytest", "-p", "no:xdist", *files]
     done = subprocess.run(command, env={**os.environ, SWITCH: "avx2"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
@@ -182,10 +185,147 @@ def test_what_does_not_fit_is_refused():
 def test_copies_have_weights_of_their_own():
     panels, x = Panels(torch.randn(5, 8), int8=True), torch.randn(3, 8)
     wanted, copied = panels(x), pickle.loads(pickle.dumps(deepcopy(panels)))
-    assert not set(copied.map[:2]) & set(panels.map[:2]) and torch.equal(copied(x), wanted)
+    assert not {copied.fields[name] for name in ("weight", "scales")} & set(panels.fields.values()) and torch.equal(
+        copied(x), wanted
+    )
 
 
 @needed
 def test_arguments_that_are_missing_are_told():
     with pytest.raises(TypeError, match="1 arguments, but there are 4"):
         NATIVE.log_softmax(0)
+
+
+def layers(width=16, heads=2, *, cross=True, **changes):
+    names = {"query_key_value": (3, 1), "output": (1, 1), "inner": (2, 1), "outer": (1, 2)}
+    names |= {"cross_query": (1, 1), "cross_output": (1, 1)} if cross else {}
+    shapes = {name: (rows * width, columns * width) for name, (rows, columns) in names.items()} | changes
+    maps = {name: Panels(torch.randn(shape)) for name, shape in shapes.items()}
+    norms = {name: (torch.ones(width), None) for name in ("attention_norm", "feedforward_norm")}
+    norms |= {"cross_norm": (torch.ones(width), None)} if cross else {}
+    style = {"width": width, "heads": heads, "cross_heads": heads, "scale": 1.0, "cross_scale": 1.0, "eps": 1e-5}
+    return Layers({**style, "pre": 0, "rms": 0, "kind": 0, "gated": 0}, [maps], [norms])
+
+
+def sources(sentences=2, source=5):
+    return [kernels.lay_out_source(torch.randn(sentences * source, 32), sentences, 2, 8)]
+
+
+@needed
+@pytest.mark.parametrize(("change", "message"), [
+    ({"heads": 3}, "3 heads do not split a width of 16 into multiples of 8"),
+    ({"heads": 4}, "4 heads do not split a width of 16 into multiples of 8"),
+    ({"output": (16, 8)}, r"output is \(16, 8\), but must be \(16, 16\)"),
+    ({"inner": (24, 16)}, r"inner is \(24, 16\), but must be \(32, 16\)"),
+])  # fmt: skip
+def test_layers_of_other_sizes_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        layers(**change)
+
+
+@needed
+def test_a_field_that_nobody_fills_in_is_refused():
+    """Were a struct of native/fields.h to get a new one, Python could not forget it."""
+    maps, norms = layers().held
+    style = {name: 1 for name in STRUCTS["Style"].names if name != "threads"} | {"width": 16, "gated": 0}
+    Layers(style, maps, norms)
+    with pytest.raises(ValueError, match="a style lacks cross_scale, eps"):
+        Layers({name: style[name] for name in style if name not in ("eps", "cross_scale")}, maps, norms)
+    for lacking in ("output", "cross_query"):
+        with pytest.raises(ValueError, match=f"a layer lacks {lacking}"):
+            Layers(style, [{name: one for name, one in maps[0].items() if name != lacking}], norms)
+    with pytest.raises(ValueError, match="a layer lacks attention_norm"):
+        Layers(style, maps, [{name: one for name, one in norms[0].items() if name != "attention_norm"}])
+
+
+@needed
+def test_what_an_encoder_is_given_is_checked():
+    encoder, x, additive = layers(cross=False), torch.randn(10, 16), torch.zeros(2, 8)
+    encoder.encode(x.clone(), additive)
+    for bad, mask in (
+        (x[:9], additive), (x[:, :8], additive), (x.double(), additive), (x.T.contiguous().T, additive),
+        (x, additive[:, :5]), (x, torch.zeros(2, 16)), (x, additive.double()), (x[:0], additive[:0]),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="in layers of width 16"):
+            encoder.encode(bad, mask)
+
+
+@needed
+def test_what_a_step_is_given_is_checked():
+    decoder = layers()
+    store, additive = torch.zeros(1, 4, 6, 2, 16), torch.zeros(2, 8)
+    texts, x, origin = Texts(decoder, store, sources()), torch.randn(4, 16), torch.zeros(4, 4, dtype=torch.int32)
+    decoder.step(texts, x.clone(), additive, origin, 1)
+    for bad in (
+        (x[:3], additive, origin[:3], 1), (x, additive, origin[:3], 1), (x, additive, origin.long(), 1),
+        (x, additive, origin, 0), (x, additive, origin, 5), (x[:, :8], additive, origin, 1),
+        (x.double(), additive, origin, 1), (x, additive[:1], origin, 1), (x, torch.zeros(2, 16), origin, 1),
+        (torch.randn(8, 16), additive, torch.zeros(8, 4, dtype=torch.int32), 1),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="does not fit 2 sentences with room for 6 rows of 4 tokens"):
+            decoder.step(texts, *bad)
+    with pytest.raises(ValueError, match="does not fit 2 sentences"):
+        layers().step(texts, x, additive, origin, 1)
+
+
+@needed
+def test_texts_of_other_layers_are_refused():
+    store = torch.zeros(1, 4, 6, 2, 16)
+    for decoder, one, other in (
+        (layers(cross=False), store, sources()), (layers(), store[..., :8], sources()),
+        (layers(), store.double(), sources()), (layers(32), store, sources()), (layers(heads=1), store, sources()),
+        (layers(), store, sources() * 2),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="do not fit these layers"):
+            Texts(decoder, one, other)
+
+
+@needed
+def test_the_rest_of_what_is_handed_over_is_checked():
+    x, weight = torch.randn(3, 16), torch.ones(16)
+    for rows, by, bias in (
+        (x, weight[:8], None),
+        (x, weight, weight[:8]),
+        (x.double(), weight, None),
+        (x.T, weight[:3], None),
+    ):
+        with pytest.raises(ValueError, match="does not fit"):
+            kernels.norm(rows, by, bias, rms=False, eps=1e-5)
+    with pytest.raises(ValueError, match="10 x 30 are no keys and values of 2 heads of 8 in 2 sentences"):
+        kernels.lay_out_source(torch.randn(10, 30), 2, 2, 8)
+    with pytest.raises(ValueError, match="in 3 sentences"):
+        kernels.lay_out_source(torch.randn(10, 32), 3, 2, 8)
+    table, tokens = torch.randn(7, 16), torch.tensor([1, 2])
+    for positions in (torch.zeros(0, 16), torch.zeros(1, 8), torch.zeros(3, 16), torch.zeros(1, 16).double()):
+        with pytest.raises(ValueError, match="do not fit a table of 7 x 16"):
+            kernels.embed(tokens, table, 1.0, positions)
+    for bad in (table.double(), table.T.contiguous().T, Panels(table)):
+        with pytest.raises(ValueError, match="do not fit a table of 7 x 16"):
+            kernels.embed(tokens, bad, 1.0, torch.zeros(1, 16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # with kernels and without
+def test_what_is_largest_must_exist(dtype):
+    for width, count in ((0, 1), (3, 4), (3, 0)):
+        with pytest.raises(ValueError, match=f"the {count} largest of {width} numbers are asked for"):
+            kernels.largest(torch.zeros(2, width, dtype=dtype), count)
+    for offsets in (torch.zeros(2, 4), torch.zeros(3, 3), torch.zeros(2, 0)):
+        with pytest.raises(ValueError, match="do not fit 2 rows of 6 numbers"):
+            kernels.largest(torch.zeros(2, 6, dtype=dtype), 1, offsets)
+    assert kernels.log_softmax(torch.zeros(2, 0)).shape == (2, 0)
+
+
+@needed
+def test_structs_are_as_c_has_them():
+    """One after the other without gaps that Python would not know of, and with every address in eight bytes."""
+    assert set(STRUCTS) == {"Map", "Norm", "Layer", "Style"}
+    for name, found in STRUCTS.items():
+        ends = [found.fields[field][1] + found.fields[field][0].itemsize for field in found.names]
+        assert sorted(ends) == ends and found.itemsize - ends[-1] < 8, name
+    assert STRUCTS["Layer"]["output"] == STRUCTS["Map"]
+    for field in ("weight", "scales", "bias"):
+        assert STRUCTS["Map"][field] == "int64"
+    made = layers()
+    assert made.style["width"] == 16 and made.style["layers"] == 1 and not made.style["threads"]
+    assert made.table["outer"]["depth"][0] == 32 and made.table["cross_query"]["columns"][0] == 16
+    assert made.table["attention_norm"]["weight"][0] and not made.table["attention_norm"]["bias"][0]

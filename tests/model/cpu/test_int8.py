@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from heedful.families.vaswani import vaswani
+from heedful.model.cpu.kernels import NATIVE
 from heedful.model.create import create
 from heedful.model.int8 import Int8Embedding, Int8Linear, quantize_int8
-from heedful.model.kernels import NATIVE
 from heedful.model.surgery import replace_modules
 
 
@@ -59,7 +59,7 @@ def test_a_vector_does_not_depend_on_its_neighbours():
 def test_without_kernels_it_is_the_same_function(monkeypatch):
     linear, x = Int8Linear(torch.nn.Linear(31, 21)), torch.randn(2, 3, 31)
     fast = linear(x)
-    monkeypatch.setattr("heedful.model.kernels.NATIVE", None)
+    monkeypatch.setattr("heedful.model.cpu.kernels.NATIVE", None)
     torch.testing.assert_close(fast, linear(x), atol=2e-4, rtol=1e-4)
 
 

@@ -61,7 +61,7 @@ typedef struct {
     const float *query;  /* rows heads head, a row `stride` after the other */
     const float *keys;   /* sentences heads head source */
     const float *values; /* sentences heads source head */
-    const float *hiding; /* sentences source: added to what is seen */
+    const float *additive; /* sentences source: added to what is seen */
     float *y;            /* rows heads head */
     Count stride, beams, heads, head, source; /* the rows of a sentence; `source` is a multiple of eight */
     float scale;
@@ -73,7 +73,7 @@ FAST static void look(const Other *of, Count row) {
     for (Count head = 0; head < width; head += of->head, place += of->head * of->source) {
         mix(of->query + row * of->stride + head, of->keys + place, of->source, NULL, of->head, scores, of->source);
         for (Count i = 0; i < of->source; i += 8)
-            store(scores + i, load(scores + i) * of->scale + load(of->hiding + sentence * of->source + i));
+            store(scores + i, load(scores + i) * of->scale + load(of->additive + sentence * of->source + i));
         softmax(scores, of->source);
         mix(scores, of->values + place, of->head, NULL, of->source, of->y + row * width + head, of->head);
     }
@@ -81,7 +81,7 @@ FAST static void look(const Other *of, Count row) {
 
 /* What is looked at: keys and values as they come (source, then `stride` apart; heads head each) and as `look` reads
    them, with zeros up to `room`. */
-FAST static void lay(const float *from, Count stride, Count source, float *keys, float *values, Count heads, Count head,
+FAST static void lay_out(const float *from, Count stride, Count source, float *keys, float *values, Count heads, Count head,
                      Count room) {
     Count width = heads * head;
     for (Count i = 0; i < width; i++) {

@@ -10,14 +10,14 @@
 #define SOME 96  /* rows that go through a whole network at once, or outputs of such a sum: what is between stays there */
 
 /* W in panels of outputs, for x W'. */
-FAST static void lay_outputs(const float *weight, Count outputs, Count inputs, float *to, int threads) {
+FAST static void pack_outputs(const float *weight, Count outputs, Count inputs, float *to, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (Count output = 0; output < outputs; output += PANEL)
         turn(weight + output * inputs, inputs, PANEL, inputs, to + output * inputs, PANEL);
 }
 
 /* `count` rows of sixteen numbers, `stride` apart, side by side. */
-INLINE void lay_panel(const float *from, Count stride, Count count, float *to) {
+INLINE void pack_panel(const float *from, Count stride, Count count, float *to) {
     for (Count row = 0; row < count; row++, from += stride, to += PANEL)
         for (int part = 0; part < PARTS; part++) store_line(to + LANES * part, load_line(from + LANES * part));
 }
@@ -32,10 +32,10 @@ FAST static void lay_tiles(const float *from, Count stride, Count count, Count w
 }
 
 /* W in panels of inputs, for dY W. */
-FAST static void lay_inputs(const float *weight, Count outputs, Count inputs, float *to, int threads) {
+FAST static void pack_inputs(const float *weight, Count outputs, Count inputs, float *to, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (Count input = 0; input < inputs; input += PANEL)
-        lay_panel(weight + input, inputs, outputs, to + input * outputs);
+        pack_panel(weight + input, inputs, outputs, to + input * outputs);
 }
 
 /* `call` for blocks of `rows` rows, `count` from `first` on, each thread its own. */
@@ -51,25 +51,25 @@ FAST static void lay_inputs(const float *weight, Count outputs, Count inputs, fl
         }                                                                                   \
     } while (0)
 
-/* y = x W' + b of some rows, with W laid out. */
-FAST static void map_rows(const float *x, const float *laid, const float *bias, float *y, Count rows, Count depth,
+/* y = x W' + b of some rows, with W packed. */
+FAST static void map_rows(const float *x, const float *packed, const float *bias, float *y, Count rows, Count depth,
                           Count columns, int relu) {
-    Product job = {.x = x, .weight = laid, .bias = bias, .y = y, .rows = rows, .depth = depth, .columns = columns,
+    Product job = {.x = x, .weight = packed, .bias = bias, .y = y, .rows = rows, .depth = depth, .columns = columns,
                    .relu = relu};
     panels(&job, 0, columns / PANEL);
 }
 
-/* dW = dY' X, or dW + dY' X. Both are laid out anew, some rows and some outputs at a time: as they come, their columns
+/* dW = dY' X, or dW + dY' X. Both are packed, some rows and some outputs at a time: as they come, their columns
    are so far apart that they would push each other out of the cache. */
 typedef struct {
     const float *d_y, *x;
     float *d_w;
     Count rows, outputs, inputs;
     int add;
-} Weighing;
+} WeightGradient;
 
-/* The outputs from `first` to `end`, `wide` panels of inputs, with both laid out. */
-INLINE void weigh_tiles(const Weighing *of, int wide, Count first, Count end, Count input, Count depth, const float *panel,
+/* The outputs from `first` to `end`, `wide` panels of inputs, with both packed. */
+INLINE void gradient_tiles(const WeightGradient *of, int wide, Count first, Count end, Count input, Count depth, const float *panel,
                         const float *tiles, int add) {
     for (Count output = first; output < end; output += TILE, tiles += TILE * ROWS) {
         float *to = of->d_w + output * of->inputs + input;
@@ -84,45 +84,45 @@ INLINE void weigh_tiles(const Weighing *of, int wide, Count first, Count end, Co
 }
 
 /* The outputs from `first` to `end`, the inputs from `left` to `right`. */
-FAST static void weigh(const Weighing *of, Count first, Count end, Count left, Count right, float *scratch) {
+FAST static void gradient_block(const WeightGradient *of, Count first, Count end, Count left, Count right, float *scratch) {
     Count inputs = of->inputs;
     float *by = scratch + ROWS * inputs;
     for (Count row = 0; row < of->rows; row += ROWS) {
         Count depth = of->rows - row < ROWS ? of->rows - row : ROWS;
         int add = of->add || row > 0;
         for (Count input = left; input < right; input += PANEL)
-            lay_panel(of->x + row * inputs + input, inputs, depth, scratch + input * ROWS);
+            pack_panel(of->x + row * inputs + input, inputs, depth, scratch + input * ROWS);
         for (Count some = first; some < end; some += SOME) {
             Count until = end - some < SOME ? end : some + SOME;
             lay_tiles(of->d_y + row * of->outputs + some, of->outputs, depth, until - some, by);
             Count input = left;
             for (; input + BESIDE * PANEL <= right; input += BESIDE * PANEL)
-                weigh_tiles(of, BESIDE, some, until, input, depth, scratch + input * ROWS, by, add);
+                gradient_tiles(of, BESIDE, some, until, input, depth, scratch + input * ROWS, by, add);
             for (; input < right; input += PANEL)
-                weigh_tiles(of, 1, some, until, input, depth, scratch + input * ROWS, by, add);
+                gradient_tiles(of, 1, some, until, input, depth, scratch + input * ROWS, by, add);
         }
     }
 }
 
-static Count weighing_room(Count inputs) { return ROWS * (inputs + SOME); }
+static Count gradient_room(Count inputs) { return ROWS * (inputs + SOME); }
 
-FAST static void weigh_all(const Weighing *of, float *scratch, int threads) {
+FAST static void weight_gradient(const WeightGradient *of, float *scratch, int threads) {
     threads = threads_for(of->rows * of->inputs * of->outputs, threads);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int part = 0; part < threads; part++) { /* each takes its share of what there is more of */
-        float *room = scratch + part * weighing_room(of->inputs);
+        float *room = scratch + part * gradient_room(of->inputs);
         Count all = of->inputs / PANEL, left = all * part / threads * PANEL, right = all * (part + 1) / threads * PANEL;
         if (of->inputs > of->outputs)
-            weigh(of, 0, of->outputs, left, right, room);
+            gradient_block(of, 0, of->outputs, left, right, room);
         else
-            weigh(of, of->outputs * part / threads, of->outputs * (part + 1) / threads, 0, of->inputs, room);
+            gradient_block(of, of->outputs * part / threads, of->outputs * (part + 1) / threads, 0, of->inputs, room);
     }
 }
 
-/* Room for what follows, in numbers: for weights laid out, and on the way back for rows. */
+/* Room for what follows, in numbers: for weights packed, and on the way back for rows. */
 static Count linear_room(Count inputs, Count outputs, int back, int threads) {
-    Count laid = 2 * inputs * outputs, weighed = threads * weighing_room(inputs > outputs ? inputs : outputs);
-    return back && weighed > laid ? weighed : laid;
+    Count packed = 2 * inputs * outputs, gradients = threads * gradient_room(inputs > outputs ? inputs : outputs);
+    return back && gradients > packed ? gradients : packed;
 }
 
 typedef struct {
@@ -134,7 +134,7 @@ typedef struct {
 FAST static void linear(const Linear *of, float *scratch, int threads) {
     Count rows = of->rows, in = of->inputs, out = of->outputs;
     threads = threads_for(rows * in * out, threads);
-    lay_outputs(of->weight, out, in, scratch, threads);
+    pack_outputs(of->weight, out, in, scratch, threads);
     EACH_BLOCK(map_rows(of->x + first * in, scratch, of->bias, of->y + first * out, count, in, out, 0));
 }
 
@@ -142,11 +142,11 @@ FAST static void linear_back(const Linear *of, float *scratch, int threads) {
     Count rows = of->rows, in = of->inputs, out = of->outputs;
     threads = threads_for(rows * in * out, threads);
     if (of->d_x) {
-        lay_inputs(of->weight, out, in, scratch, threads);
+        pack_inputs(of->weight, out, in, scratch, threads);
         EACH_BLOCK(map_rows(of->d_y + first * out, scratch, NULL, of->d_x + first * in, count, out, in, 0));
     }
-    Weighing job = {.d_y = of->d_y, .x = of->x, .d_w = of->d_w, .rows = rows, .outputs = out, .inputs = in};
-    if (of->d_w) weigh_all(&job, scratch, threads);
+    WeightGradient job = {.d_y = of->d_y, .x = of->x, .d_w = of->d_w, .rows = rows, .outputs = out, .inputs = in};
+    if (of->d_w) weight_gradient(&job, scratch, threads);
 }
 
 /* y = W2 f(W1 x + b1) + b2. `inner` is what f is given, `active` what it makes of it; of a ReLU they are the same. */
@@ -157,39 +157,39 @@ typedef struct {
     int kind;
 } Network;
 
-FAST static void feed_some(const Network *of, const float *laid, Count first, Count count) {
+FAST static void feed_some(const Network *of, const float *packed, Count first, Count count) {
     Count width = of->width, hidden = of->hidden, at = first * hidden;
-    map_rows(of->x + first * width, laid, of->first_bias, of->inner + at, count, width, hidden, of->kind == RELU);
+    map_rows(of->x + first * width, packed, of->first_bias, of->inner + at, count, width, hidden, of->kind == RELU);
     if (of->kind != RELU) activate_part(of->kind, of->inner + at, NULL, of->active + at, 0, count * hidden);
-    map_rows(of->active + at, laid + width * hidden, of->second_bias, of->y + first * width, count, hidden, width, 0);
+    map_rows(of->active + at, packed + width * hidden, of->second_bias, of->y + first * width, count, hidden, width, 0);
 }
 
 FAST static void feed(const Network *of, float *scratch, int threads) {
     Count rows = of->rows, size = of->width * of->hidden;
     threads = threads_for(rows * size, threads);
-    lay_outputs(of->first, of->hidden, of->width, scratch, threads);
-    lay_outputs(of->second, of->width, of->hidden, scratch + size, threads);
+    pack_outputs(of->first, of->hidden, of->width, scratch, threads);
+    pack_outputs(of->second, of->width, of->hidden, scratch + size, threads);
     EACH_BLOCK(feed_some(of, scratch, first, count));
 }
 
-FAST static void feed_back_some(const Network *of, const float *laid, Count first, Count count) {
+FAST static void feed_back_some(const Network *of, const float *packed, Count first, Count count) {
     Count width = of->width, hidden = of->hidden, at = first * hidden;
     float *d_inner = of->d_inner + at;
-    map_rows(of->d_y + first * width, laid, NULL, d_inner, count, width, hidden, 0);
+    map_rows(of->d_y + first * width, packed, NULL, d_inner, count, width, hidden, 0);
     activate_part(of->kind, of->inner + at, d_inner, d_inner, 0, count * hidden);
-    if (of->d_x) map_rows(d_inner, laid + width * hidden, NULL, of->d_x + first * width, count, hidden, width, 0);
+    if (of->d_x) map_rows(d_inner, packed + width * hidden, NULL, of->d_x + first * width, count, hidden, width, 0);
 }
 
 FAST static void feed_back(const Network *of, float *scratch, int threads) {
     Count rows = of->rows, size = of->width * of->hidden;
     threads = threads_for(rows * size, threads);
-    lay_inputs(of->second, of->width, of->hidden, scratch, threads);
-    lay_inputs(of->first, of->hidden, of->width, scratch + size, threads);
+    pack_inputs(of->second, of->width, of->hidden, scratch, threads);
+    pack_inputs(of->first, of->hidden, of->width, scratch + size, threads);
     EACH_BLOCK(feed_back_some(of, scratch, first, count));
-    Weighing first = {.d_y = of->d_inner, .x = of->x, .d_w = of->d_first, .rows = rows, .outputs = of->hidden,
+    WeightGradient first = {.d_y = of->d_inner, .x = of->x, .d_w = of->d_first, .rows = rows, .outputs = of->hidden,
                       .inputs = of->width};
-    Weighing second = {.d_y = of->d_y, .x = of->active, .d_w = of->d_second, .rows = rows, .outputs = of->width,
+    WeightGradient second = {.d_y = of->d_y, .x = of->active, .d_w = of->d_second, .rows = rows, .outputs = of->width,
                        .inputs = of->hidden};
-    if (of->d_first) weigh_all(&first, scratch, threads);
-    if (of->d_second) weigh_all(&second, scratch, threads);
+    if (of->d_first) weight_gradient(&first, scratch, threads);
+    if (of->d_second) weight_gradient(&second, scratch, threads);
 }

@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "fields.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -28,7 +30,6 @@ typedef float Eight __attribute__((vector_size(32)));
 typedef float Loose __attribute__((vector_size(32), aligned(4), may_alias)); /* the same, anywhere in memory */
 typedef int32_t Whole __attribute__((vector_size(32)));
 typedef int16_t Short __attribute__((vector_size(16), aligned(2), may_alias));
-typedef long long Count;
 
 typedef float Line __attribute__((vector_size(4 * LANES)));
 typedef float LooseLine __attribute__((vector_size(4 * LANES), aligned(4), may_alias));

@@ -42,15 +42,15 @@ typedef struct {
     Count batch, head, time; /* how far apart */
 } View;
 
-/* y = softmax(scale q k' + hiding) v, a head of a sentence after the other.
+/* y = softmax(scale q k' + additive) v, a head of a sentence after the other.
 
    `sums` holds log(sum(exp)) of each query's scores: with it the way back makes the weights once more rather than keep
    them.      Dao et al. 2022 */
 typedef struct {
     View query, key, value, y;
     View d_y, d_query, d_key, d_value; /* on the way back */
-    const float *hiding;               /* added to what is seen, or NULL */
-    Count hiding_batch, hiding_query;
+    const float *additive;               /* added to what is seen, or NULL */
+    Count additive_batch, additive_query;
     float *sums; /* batch heads queries, or NULL */
     Count batch, heads, queries, keys, head;
     float scale;
@@ -118,23 +118,23 @@ static Count seen_by(const Attention *of, Count until) {
 
 /* What a row of products becomes before the exponent: scaled, and hidden where it is not seen. */
 typedef struct {
-    const float *hiding; /* or NULL */
+    const float *additive; /* or NULL */
     Count end;           /* the first that is not seen */
     float scale;
-} Sight;
+} Visible;
 
-static Sight sight_of(const Attention *of, Count batch, Count query) {
+static Visible visible_to(const Attention *of, Count batch, Count query) {
     Count end = of->causal && query + 1 < of->keys ? query + 1 : of->keys;
-    const float *hiding = of->hiding ? of->hiding + batch * of->hiding_batch + query * of->hiding_query : NULL;
-    return (Sight){hiding, end, of->scale};
+    const float *additive = of->additive ? of->additive + batch * of->additive_batch + query * of->additive_query : NULL;
+    return (Visible){additive, end, of->scale};
 }
 
-INLINE Eight seen_at(const Sight *sight, const float *x, Count i) {
-    Eight value = load(x + i) * sight->scale;
-    if (i + 8 <= sight->end) return sight->hiding ? value + load(sight->hiding + i) : value;
-    if (sight->hiding && i < sight->end) value += some_of(sight->hiding + i, sight->end - i);
+INLINE Eight seen_at(const Visible *visible, const float *x, Count i) {
+    Eight value = load(x + i) * visible->scale;
+    if (i + 8 <= visible->end) return visible->additive ? value + load(visible->additive + i) : value;
+    if (visible->additive && i < visible->end) value += some_of(visible->additive + i, visible->end - i);
     {
-        Whole there = (Whole){0, 1, 2, 3, 4, 5, 6, 7} + (int32_t)i < (int32_t)sight->end;
+        Whole there = (Whole){0, 1, 2, 3, 4, 5, 6, 7} + (int32_t)i < (int32_t)visible->end;
         value = (Eight)(((Whole)value & there) | ((Whole)((Eight){0} - INFINITY) & ~there));
     }
     return value;
@@ -142,12 +142,12 @@ INLINE Eight seen_at(const Sight *sight, const float *x, Count i) {
 
 /* In place: exponents, from the largest on; `sum` of them. Gives the logarithm of what the exponents of the scores
    themselves would add up to. */
-INLINE float exponents(const Sight *sight, float *x, Count size, float *sum) {
+INLINE float exponents(const Visible *visible, float *x, Count size, float *sum) {
     Eight most = (Eight){0} - INFINITY, all = {0};
-    for (Count i = 0; i < size; i += 8) most = larger(seen_at(sight, x, i), most);
+    for (Count i = 0; i < size; i += 8) most = larger(seen_at(visible, x, i), most);
     float largest = largest_of((const float *)&most, 8);
     for (Count i = 0; i < size; i += 8) {
-        Eight value = exponential(seen_at(sight, x, i) - largest);
+        Eight value = exponential(seen_at(visible, x, i) - largest);
         store(x + i, value);
         all += value;
     }
@@ -168,8 +168,8 @@ FAST static void attend(const Attention *of, Count batch, Count head, float *scr
         Count rows = of->queries - first < block ? of->queries - first : block, seen = seen_by(of, first + rows);
         multiply(query + first * of->query.time, of->query.time, 1, keys, room, of->head, scores, room, rows, seen, 0);
         for (Count row = 0; row < rows; row++) {
-            Sight sight = sight_of(of, batch, first + row);
-            float log_sum = exponents(&sight, scores + row * room, seen, &sums[row]);
+            Visible visible = visible_to(of, batch, first + row);
+            float log_sum = exponents(&visible, scores + row * room, seen, &sums[row]);
             if (of->sums) of->sums[(batch * of->heads + head) * of->queries + first + row] = log_sum;
         }
         if (seen > of->keys) seen = of->keys;
@@ -203,9 +203,9 @@ FAST static void attend_back(const Attention *of, Count batch, Count head, float
             Eight both = {0};
             for (Count i = 0; i < width; i += 8) both += load(d + i) * load(made + i);
             float mean = sum_of(both);
-            Sight sight = sight_of(of, batch, first + row);
+            Visible visible = visible_to(of, batch, first + row);
             for (Count i = 0; i < seen; i += 8) {
-                Eight p = exponential(seen_at(&sight, weight, i) - sum);
+                Eight p = exponential(seen_at(&visible, weight, i) - sum);
                 store(weight + i, p);
                 store(slope + i, p * (load(slope + i) - mean) * of->scale);
             }
@@ -323,7 +323,7 @@ FAST static void drop_all(const float *x, const float *v, float *y, Count size, 
 
 /* With p = softmax(x), target t and share s:  log(sum(exp(x))) - s x_t;  in place, its gradient p - s onehot(t). */
 FAST static double cross_entropy(float *x, Count size, Count target, float share) {
-    double told = share * (double)x[target];
+    double target_score = share * (double)x[target];
     float most = largest_of(x, size);
     Eight sum = {0};
     for (Count i = 0; i < size; i += 8) {
@@ -338,5 +338,5 @@ FAST static double cross_entropy(float *x, Count size, Count target, float share
 #pragma omp simd
     for (Count i = 0; i < size; i++) x[i] *= factor;
     x[target] -= share;
-    return most + log(total) - told;
+    return most + log(total) - target_score;
 }

@@ -4,58 +4,44 @@
 #include "attention.h"
 #include "training.h"
 
-/* What a layer holds. quick.py writes it as a row of 64-bit numbers, in this order. */
-typedef struct {
-    Map query_key_value, output, inner, outer, cross_query, cross_output;
-    Norm norms[3];
-    float *store, *keys, *values; /* of the texts at hand */
-} Layer;
-
-/* How all layers of a stack work. */
-typedef struct {
-    Count layers, width, heads, cross_heads;
-    int pre, rms, kind, gated, threads;
-    float eps, scale, cross_scale;
-} Style;
-
 FAST static void norm_rows(const Norm *of, const Style *style, const float *x, float *y, Count rows) {
     int threads = threads_for(rows * style->width, style->threads);
     EACH_ROW(norm(of, style->rms, style->eps, x + row * style->width, y + row * style->width, style->width));
 }
 
 /* Before a part of a layer, or after it: where the part reads from. */
-FAST static const float *before(const Layer *layer, const Style *style, int part, float *x, float *normed, Count rows) {
+FAST static const float *before(const Norm *norm, const Style *style, float *x, float *normed, Count rows) {
     if (style->pre) {
-        norm_rows(&layer->norms[part], style, x, normed, rows);
+        norm_rows(norm, style, x, normed, rows);
         return normed;
     }
     return x;
 }
 
-FAST static void after(const Layer *layer, const Style *style, int part, float *x, Count rows) {
-    if (!style->pre) norm_rows(&layer->norms[part], style, x, x, rows);
+FAST static void after(const Norm *norm, const Style *style, float *x, Count rows) {
+    if (!style->pre) norm_rows(norm, style, x, x, rows);
 }
 
-FAST static void feed_forward(const Layer *layer, const Style *style, int part, float *x, float *normed, float *inner,
-                              Count rows, float *rounded) {
+FAST static void feed_forward(const Layer *layer, const Style *style, float *x, float *normed, float *inner, Count rows,
+                              float *rounded) {
     int relu = style->kind == RELU && !style->gated;
-    apply(&layer->inner, before(layer, style, part, x, normed, rows), inner, rows, 0, relu, style->threads,
+    apply(&layer->inner, before(&layer->feedforward_norm, style, x, normed, rows), inner, rows, 0, relu, style->threads,
           rounded);
     if (!relu) activate(style->kind, style->gated, inner, rows, layer->outer.depth);
     apply(&layer->outer, inner, x, rows, 1, 0, style->threads, rounded);
-    after(layer, style, part, x, rows);
+    after(&layer->feedforward_norm, style, x, rows);
 }
 
 /* Each token of each sentence looks at all of its sentence. qkv: (sentences source) 3 width; y: (sentences source) width;
    `scratch` holds keys and values of all, or what `attend_all` needs. */
-FAST static void look_around(const Style *style, float *qkv, float *y, const float *hiding, Count sentences, Count source,
+FAST static void look_around(const Style *style, float *qkv, float *y, const float *additive, Count sentences, Count source,
                              float *scratch) {
     Count width = style->width, room = filled(source), head = width / style->heads, rows = sentences * source;
     if (head % PANEL == 0) {
         View query = {.at = qkv, .batch = source * 3 * width, .head = head, .time = 3 * width}, key = query, value = query;
         View to = {.at = y, .batch = source * width, .head = head, .time = width};
         key.at += width, value.at += 2 * width;
-        Attention all = {.query = query, .key = key, .value = value, .y = to, .hiding = hiding, .hiding_batch = room,
+        Attention all = {.query = query, .key = key, .value = value, .y = to, .additive = additive, .additive_batch = room,
                          .batch = sentences, .heads = style->heads, .queries = source, .keys = source, .head = head,
                          .scale = style->scale};
         attend_all(&all, scratch, 0, style->threads);
@@ -63,34 +49,34 @@ FAST static void look_around(const Style *style, float *qkv, float *y, const flo
     }
     float *keys = scratch, *values = keys + sentences * room * width;
     for (Count one = 0; one < sentences; one++)
-        lay(qkv + one * source * 3 * width + width, 3 * width, source, keys + one * room * width,
+        lay_out(qkv + one * source * 3 * width + width, 3 * width, source, keys + one * room * width,
             values + one * room * width, style->heads, head, room);
-    Other all = {.query = qkv, .keys = keys, .values = values, .hiding = hiding, .y = y, .stride = 3 * width,
+    Other all = {.query = qkv, .keys = keys, .values = values, .additive = additive, .y = y, .stride = 3 * width,
                  .beams = source, .heads = style->heads, .head = head, .source = room, .scale = style->scale};
     int threads = threads_for(rows * room * width, style->threads);
     EACH_ROW(look(&all, row));
 }
 
-/* Embedded sentences, all equally long, to their states. x: (sentences source) width; hiding: sentences room. `scratch`
+/* Embedded sentences, all equally long, to their states. x: (sentences source) width; additive: sentences room. `scratch`
    ends with the room of `look_around`. */
-FAST static void encode(const Layer *layers, const Style *style, float *x, float *scratch, const float *hiding,
+FAST static void encode(const Layer *layers, const Style *style, float *x, float *scratch, const float *additive,
                         Count sentences, Count source) {
     Count width = style->width, rows = sentences * source, widest = width > layers->outer.depth ? width : layers->outer.depth;
     float *normed = scratch, *mixed = normed + rows * width, *threefold = mixed + rows * width;
     float *inner = threefold + 3 * rows * width, *rounded = inner + rows * layers->inner.columns;
     float *around = rounded + rows * (2 + widest / 2);
     for (const Layer *layer = layers; layer < layers + style->layers; layer++) {
-        apply(&layer->query_key_value, before(layer, style, 0, x, normed, rows), threefold, rows, 0, 0, style->threads,
+        apply(&layer->query_key_value, before(&layer->attention_norm, style, x, normed, rows), threefold, rows, 0, 0, style->threads,
               rounded);
-        look_around(style, threefold, mixed, hiding, sentences, source, around);
+        look_around(style, threefold, mixed, additive, sentences, source, around);
         apply(&layer->output, mixed, x, rows, 1, 0, style->threads, rounded);
-        after(layer, style, 0, x, rows);
-        feed_forward(layer, style, 1, x, normed, inner, rows, rounded);
+        after(&layer->attention_norm, style, x, rows);
+        feed_forward(layer, style, x, normed, inner, rows, rounded);
     }
 }
 
 /* The newest, embedded token of each row to its state. x: rows width */
-FAST static void step(const Layer *layers, const Style *style, float *x, float *scratch, const float *hiding,
+FAST static void step(const Layer *layers, const Style *style, float *x, float *scratch, const float *additive,
                       int32_t *origin, Count rows, Count sentences, Count source, Count slots, Count room,
                       Count length) {
     Count width = style->width, head = width / style->heads, cross_head = width / style->cross_heads;
@@ -98,23 +84,23 @@ FAST static void step(const Layer *layers, const Style *style, float *x, float *
     float *inner = threefold + 3 * rows * width, *rounded = inner + rows * layers->inner.columns;
     for (Count row = 0; row < rows; row++) origin[row * room + length - 1] = (int32_t)row;
     for (const Layer *layer = layers; layer < layers + style->layers; layer++) {
-        apply(&layer->query_key_value, before(layer, style, 0, x, normed, rows), threefold, rows, 0, 0, style->threads,
+        apply(&layer->query_key_value, before(&layer->attention_norm, style, x, normed, rows), threefold, rows, 0, 0, style->threads,
               rounded);
         Own own = {.qkv = threefold, .store = layer->store, .origin = origin, .y = mixed, .heads = style->heads,
                    .head = head, .slots = slots, .room = room, .length = length, .scale = style->scale};
         int threads = threads_for(rows * width * length, style->threads);
         EACH_ROW(look_back(&own, row));
         apply(&layer->output, mixed, x, rows, 1, 0, style->threads, rounded);
-        after(layer, style, 0, x, rows);
-        apply(&layer->cross_query, before(layer, style, 1, x, normed, rows), threefold, rows, 0, 0, style->threads,
+        after(&layer->attention_norm, style, x, rows);
+        apply(&layer->cross_query, before(&layer->cross_norm, style, x, normed, rows), threefold, rows, 0, 0, style->threads,
               rounded);
-        Other other = {.query = threefold, .keys = layer->keys, .values = layer->values, .hiding = hiding, .y = mixed,
+        Other other = {.query = threefold, .keys = layer->keys, .values = layer->values, .additive = additive, .y = mixed,
                        .stride = width, .beams = rows / sentences, .heads = style->cross_heads, .head = cross_head,
                        .source = source, .scale = style->cross_scale};
         threads = threads_for(rows * width * source, style->threads);
         EACH_ROW(look(&other, row));
         apply(&layer->cross_output, mixed, x, rows, 1, 0, style->threads, rounded);
-        after(layer, style, 1, x, rows);
-        feed_forward(layer, style, 2, x, normed, inner, rows, rounded);
+        after(&layer->cross_norm, style, x, rows);
+        feed_forward(layer, style, x, normed, inner, rows, rounded);
     }
 }

@@ -15,13 +15,13 @@ typedef struct {
     int rms;
     float eps, factor;                  /* of what is not dropped */
     uint32_t dropped, seed, second;
-} Joint;
+} AddNorm;
 
 #define LEAST_WEIGHT 1e-20f
 #define MOST_BIAS 32 /* times the weight: five of y's 24 bits may be lost */
 
-/* Whether what a norm was given can be told from what it made. */
-FAST static int can_be_told(const float *weight, const float *bias, Count width) {
+/* Whether the input of a norm can be recovered from its output. */
+FAST static int is_invertible(const float *weight, const float *bias, Count width) {
     int fine = 1;
     for (Count i = 0; i < width; i++) {
         float size = fabsf(weight[i]);
@@ -38,7 +38,7 @@ FAST static int can_be_told(const float *weight, const float *bias, Count width)
             call;                                                 \
         }
 
-INLINE void join_row(const Joint *of, Count row) {
+INLINE void add_norm_row(const AddNorm *of, Count row) {
     Count width = of->width, at = row * width;
     const float *x = of->x + at, *v = of->v + at;
     float *y = of->y + at, mean = 0;
@@ -65,7 +65,7 @@ INLINE void join_row(const Joint *of, Count row) {
 
 /* With z what y is before weight and bias, and g = dy * weight:  ds = factor (g - mean(g) - z mean(g z)).
    `inverse` is 1 / weight. */
-INLINE void join_row_back(const Joint *of, const float *inverse, const float *bias, float *d_weight, Count row) {
+INLINE void add_norm_row_back(const AddNorm *of, const float *inverse, const float *bias, float *d_weight, Count row) {
     Count width = of->width, at = row * width;
     const float *y = of->y + at, *d_y = of->d_y + at;
     float *d_x = of->d_x + at, *d_bias = d_weight + width;
@@ -82,7 +82,7 @@ INLINE void join_row_back(const Joint *of, const float *inverse, const float *bi
         drop_part(NULL, of->d_x, of->d_v, at, at + width, of->dropped, of->factor, of->seed, of->second);
 }
 
-FAST static void join(const Joint *of, int threads) {
+FAST static void add_norm(const AddNorm *of, int threads) {
     threads = threads_for(of->rows * of->width * 16, threads);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int part = 0; part < threads; part++) {
@@ -91,9 +91,9 @@ FAST static void join(const Joint *of, int threads) {
         if (of->d_y) {
             for (Count i = 0; i < width; i++) inverse[i] = 1 / of->weight[i], none[i] = 0;
             memset(d_weight, 0, 2 * width * sizeof(float));
-            for (; row < end; row++) join_row_back(of, inverse, of->bias ? of->bias : none, d_weight, row);
+            for (; row < end; row++) add_norm_row_back(of, inverse, of->bias ? of->bias : none, d_weight, row);
         } else
-            for (; row < end; row++) join_row(of, row);
+            for (; row < end; row++) add_norm_row(of, row);
     }
     for (int part = 1; of->d_y && part < threads; part++)
         for (Count i = 0; i < 2 * of->width; i++) of->d_weight[i] += of->d_weight[part * 2 * of->width + i];

@@ -5,11 +5,12 @@ import torch
 
 from heedful.decoding.stepper import SourceStepper
 from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
+from heedful.model.cpu.decoding import lower
+from heedful.model.cpu.kernels import NATIVE
 from heedful.model.feedforward import FeedForward, FeedForwardConfig
 from heedful.model.initialise import initialise
 from heedful.model.int8 import quantize_int8
-from heedful.model.kernels import NATIVE
-from heedful.model.quick import quick
+from tests.model.cpu.both import build, steppers, write
 
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="no kernels were compiled")
 
@@ -37,39 +38,6 @@ OTHERS = {
     "grouped": {"attention": {"heads": 4, "kv_heads": 2}},
     "window": {"attention": {"heads": 2, "window": 3}},
 }
-
-
-def build(changes, **more):
-    stack = {"layers": 2, "attention": {"heads": 2}, "feedforward": {"hidden": 24}, **changes}
-    encoder = {key: value for key, value in stack.items() if key != "cross"}
-    model = EncoderDecoderConfig(vocab=50, width=16, encoder=encoder, decoder=stack, **more).build().eval()
-    initialise(model, "xavier")
-    return model.requires_grad_(False)
-
-
-def steppers(model):
-    torch.manual_seed(0)
-    source, valid = torch.randint(0, 50, (4, 7)), torch.ones(4, 7, dtype=torch.bool)
-    valid[1, 4:] = False
-    made = [SourceStepper(model, source, valid, length=4, quick=decoder) for decoder in (None, quick(model))]
-    assert type(made[0].steps) is not type(made[1].steps)
-    return made
-
-
-def write(slow, fast, beams, error=2e-5):
-    """Both write the same, as a search has them do it: one row to a sentence, then several; sentences leave."""
-    rows, sentences = torch.arange(4), 4
-    for step in range(11):  # beyond the room there was
-        tokens = torch.randint(0, 50, (len(rows),))
-        torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=error, rtol=error)
-        now, left = len(rows) // sentences, None
-        if step in (3, 7):  # one in the middle leaves, then the first
-            left = torch.tensor([0, 2, 3] if step == 3 else [1, 2])
-        places = torch.arange(sentences) if left is None else left
-        rows = (torch.randint(0, now, (len(places), beams)) + places[:, None] * now).flatten()
-        sentences = len(places)
-        for one in (slow, fast):
-            one.select(rows, left)
 
 
 @torch.inference_mode()
@@ -106,7 +74,7 @@ def test_int8_too(least):
 @pytest.mark.parametrize("length", [1, 8, 16, 128, 129])
 def test_sources_of_every_length(length):
     model, source = build({}), torch.randint(0, 50, (4, length))
-    write(*(SourceStepper(model, source, None, length=4, quick=one) for one in (None, quick(model))), 2)
+    write(*(SourceStepper(model, source, None, length=4, quick=one) for one in (None, lower(model))), 2)
 
 
 @torch.inference_mode()
@@ -116,7 +84,7 @@ def test_an_encoder_it_does_not_know_is_left_to_its_modules():
     model = (
         EncoderDecoderConfig(vocab=50, width=16, encoder=encoder, decoder=stack).build().eval().requires_grad_(False)
     )
-    assert quick(model).encoder is None
+    assert lower(model).encoder is None
     write(*steppers(model), 2)
 
 
@@ -124,14 +92,14 @@ def test_an_encoder_it_does_not_know_is_left_to_its_modules():
 def test_where_there_is_nothing_to_see_nothing_is_seen():
     model, source, valid = build({}), torch.randint(0, 50, (2, 7)), torch.ones(2, 7, dtype=torch.bool)
     valid[1] = False
-    slow, fast = (SourceStepper(model, source, valid, length=4, quick=one) for one in (None, quick(model)))
+    slow, fast = (SourceStepper(model, source, valid, length=4, quick=one) for one in (None, lower(model)))
     tokens = torch.tensor([1, 2])
     torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=2e-5, rtol=1e-5)
 
 
 @torch.inference_mode()
 def test_rows_that_do_not_fit_are_refused_and_any_integers_will_do():
-    writing = quick(build({})).begin(torch.randint(0, 50, (2, 7), dtype=torch.int32), None, 4)
+    writing = lower(build({})).begin(torch.randint(0, 50, (2, 7), dtype=torch.int32), None, 4)
     with pytest.raises(ValueError, match="3 tokens for 0 rows of 2 sentences"):
         writing.advance(torch.tensor([1, 2, 3]))
     writing.advance(torch.tensor([1, 2, 3, 4], dtype=torch.int32))
@@ -142,7 +110,7 @@ def test_rows_that_do_not_fit_are_refused_and_any_integers_will_do():
 
 @torch.inference_mode()
 def test_torchs_default_type_does_not_matter():
-    model, source = quick(build({})), torch.randint(0, 50, (2, 7))
+    model, source = lower(build({})), torch.randint(0, 50, (2, 7))
     wanted = model.begin(source, None, 4).advance(torch.tensor([1, 2]))
     torch.set_default_dtype(torch.float64)
     try:
@@ -153,13 +121,13 @@ def test_torchs_default_type_does_not_matter():
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_it_does_not_know_is_left_to_the_modules(name):
-    assert quick(build(OTHERS[name])) is None
+    assert not lower(build(OTHERS[name]))
 
 
 @torch.no_grad()
 def test_the_next_text_sees_weights_and_biases_that_have_changed():
     model, tokens, source = build({}, head={"bias": True}), torch.tensor([1, 2, 3]), torch.randint(0, 50, (3, 7))
-    decoder = quick(model)
+    decoder = lower(model)
     for name in ("head.bias", "embedding.weight", "decoder.layers.0.feedforward.input.bias"):
         parameter = model.get_parameter(name)
         parameter.copy_(torch.randn(parameter.shape) / 4)
@@ -178,8 +146,8 @@ def test_many_rows_on_two_threads_and_sources_too_long_for_it(monkeypatch):
     torch.set_num_threads(2)
     try:
         for long in (128, 64):
-            monkeypatch.setattr("heedful.model.quick.LONG", long)
-            both = (SourceStepper(model, source, None, length=4, quick=one) for one in (None, quick(model)))
+            monkeypatch.setattr("heedful.model.cpu.decoding.LONG", long)
+            both = (SourceStepper(model, source, None, length=4, quick=one) for one in (None, lower(model)))
             slow, fast = both
             for _ in range(5):
                 torch.testing.assert_close(fast.advance(tokens), slow.advance(tokens), atol=2e-5, rtol=1e-5)
@@ -188,14 +156,14 @@ def test_many_rows_on_two_threads_and_sources_too_long_for_it(monkeypatch):
 
 
 def test_without_kernels_the_modules_do_it(monkeypatch):
-    monkeypatch.setattr("heedful.model.kernels.NATIVE", None)
-    assert quick(build({})) is None
+    monkeypatch.setattr("heedful.model.cpu.kernels.NATIVE", None)
+    assert not lower(build({}))
 
 
 @torch.inference_mode()
 def test_a_row_has_the_same_numbers_whatever_stands_beside_it():
     model = build({"placement": "pre"})
-    model, source = quick(model), torch.randint(0, 50, (9, 7))
+    model, source = lower(model), torch.randint(0, 50, (9, 7))
     together = model.begin(source, None, 4).advance(torch.arange(9))
     for row in range(9):
         alone = model.begin(source[row : row + 1], None, 4).advance(torch.tensor([row]))
@@ -205,7 +173,7 @@ def test_a_row_has_the_same_numbers_whatever_stands_beside_it():
 @torch.no_grad()
 def test_weights_that_were_exchanged_are_seen_by_the_next_text():
     model, other, source = build({}), build({}), torch.randint(0, 50, (2, 7))
-    laid = quick(model)
+    laid = lower(model)
     going, tokens = laid.begin(source, None, 4), torch.tensor([1, 2])
     first = going.advance(tokens)
     model.load_state_dict(other.state_dict(), assign=True)
@@ -242,13 +210,13 @@ class Doubled(FeedForward):
     ("decoder", lambda old: old.to(torch.bfloat16)),
 ])  # fmt: skip
 def test_a_part_that_was_replaced_is_not_passed_over(name, change):
-    assert quick(replaced(name, change)) is None
+    assert not lower(replaced(name, change))
 
 
 def test_a_hook_is_not_passed_over():
     model = build({})
     model.decoder.layers[0].feedforward.register_forward_hook(lambda *found: None)
-    assert quick(model) is None
+    assert not lower(model)
 
 
 @torch.inference_mode()

@@ -237,13 +237,6 @@ FAST static void product(const Product *job, int threads) {
     for (int part = 0; part < threads; part++) panels(job, count * part / threads, count * (part + 1) / threads);
 }
 
-/* W and b. quick.py writes it as five numbers. */
-typedef struct {
-    const void *weight; /* panels depth 16, or panels depth/2 16 2 in int8; the last panel is filled with zeros */
-    const float *scales, *bias;
-    Count depth, columns;
-} Map;
-
 /* `rounded`: room for int8's whole numbers, rows (2 + depth / 2). */
 FAST static void apply(const Map *map, const float *x, float *y, Count rows, int add, int relu, int threads,
                        float *rounded) {

@@ -3,10 +3,6 @@
 
 #include "product.h"
 
-typedef struct {
-    const float *weight, *bias;
-} Norm;
-
 FAST static void norm(const Norm *of, int rms, float eps, const float *x, float *y, Count width) {
     float mean = 0, square = 0;
     if (!rms) {

@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from heedful.model import fused, kernels
 from heedful.model.attention.softmax import Softmax
+from heedful.model.cpu import kernels, training
 from heedful.model.dropout import Dropout
 from heedful.model.feedforward import FeedForwardConfig
-from heedful.model.linear import FusedLinear
+from heedful.model.linear import FusedLinear, Linear
 from heedful.model.mask import Mask
 from heedful.model.position.alibi import Alibi
 from heedful.model.residual import normed
@@ -40,12 +40,11 @@ def test_attention(batch, heads, queries, keys, head, mask, one_product, seed, t
         hidden |= (torch.rand(batch, 1, 1, keys) < 0.4) & (torch.arange(keys) > 0)
     if mask == "both":
         hidden |= torch.ones(queries, keys, dtype=torch.bool).triu(1)
-    hiding = None if mask in ("none", "causal") else torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)
+    additive = None if mask in ("none", "causal") else torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert fused.can_attend(*inputs)
-        y = fused.attend(*inputs, hiding, causal=mask == "causal", scale=0.3)
+        y = training.masked_attention(*inputs, additive, causal=mask == "causal", scale=0.3)
         outer = torch.randn(y.shape)
         found = torch.autograd.grad(y, inputs, outer)
     finally:
@@ -62,9 +61,9 @@ def test_attention(batch, heads, queries, keys, head, mask, one_product, seed, t
 
 def test_who_sees_nothing_gathers_nothing():
     query, key, value = (torch.randn(2, 2, 5, 16, requires_grad=True) for _ in range(3))
-    hiding = torch.zeros(2, 1, 5, 5)
-    hiding[1, 0, 3] = -torch.inf
-    y = fused.attend(query, key, value, hiding, causal=False, scale=1.0)
+    additive = torch.zeros(2, 1, 5, 5)
+    additive[1, 0, 3] = -torch.inf
+    y = training.masked_attention(query, key, value, additive, causal=False, scale=1.0)
     assert not y[1, :, 3].any() and y[0].all()
     for gradient in torch.autograd.grad(y.sum(), (query, key, value)):
         assert gradient.isfinite().all()
@@ -72,7 +71,7 @@ def test_who_sees_nothing_gathers_nothing():
 
 def test_the_mix_takes_our_kernel_where_it_can_and_torch_elsewhere(monkeypatch):
     calls = []
-    monkeypatch.setattr("heedful.model.attention.softmax.attend", lambda *_, **__: calls.append(1))
+    monkeypatch.setattr(training, "masked_attention", lambda *given, **_: calls.append(1) or given[0])
     mix = Softmax(scale=0.2, dropout=0.1).eval()
     suited = [torch.randn(2, 4, 9, 32) for _ in range(3)]
     mix(*suited, sight=Sight(Mask(causal=True)))
@@ -90,7 +89,7 @@ def test_gradients_side_by_side_are_joined_without_a_copy(monkeypatch):
 
     def gradient():
         parts = [part.unflatten(-1, (2, 16)).transpose(1, 2) for part in linear(x)]
-        y = fused.attend(*parts, None, causal=True, scale=0.25)
+        y = training.masked_attention(*parts, None, causal=True, scale=0.25)
         return torch.autograd.grad(y.pow(2).sum(), x)[0]
 
     copies = []
@@ -98,7 +97,7 @@ def test_gradients_side_by_side_are_joined_without_a_copy(monkeypatch):
     monkeypatch.setattr(torch, "cat", lambda *given, **more: copies.append(1) or cat(*given, **more))
     found = gradient()
     assert not copies
-    monkeypatch.setattr(fused, "_beside", lambda *parts: [torch.empty_like(part) for part in parts])
+    monkeypatch.setattr(training, "_beside", lambda *parts: [torch.empty_like(part) for part in parts])
     torch.testing.assert_close(gradient(), found)
     assert copies
 
@@ -116,7 +115,7 @@ def test_a_linear_map(rows, inputs, outputs, bias, threads, frozen, seed):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        y = fused.linear(x, weight, offset)
+        y = training.linear(x, weight, offset)
         assert "_Linear" in type(y.grad_fn).__name__
         outer = torch.randn(y.shape)
         found = torch.autograd.grad(y, leaves, outer)
@@ -130,7 +129,7 @@ def test_a_linear_map(rows, inputs, outputs, bias, threads, frozen, seed):
 
 @few
 @given(rows=st.one_of(st.integers(32, 60), st.integers(190, 530)), width=sixteens, hidden=sixteens,
-       name=st.sampled_from(fused.KINDS), bias=st.booleans(), threads=st.integers(1, 3), frozen=st.booleans(),
+       name=st.sampled_from(training.KINDS), bias=st.booleans(), threads=st.integers(1, 3), frozen=st.booleans(),
        seed=st.integers(0, 99))  # fmt: skip
 def test_a_feed_forward_network(rows, width, hidden, name, bias, threads, frozen, seed):
     torch.manual_seed(seed)
@@ -143,7 +142,7 @@ def test_a_feed_forward_network(rows, width, hidden, name, bias, threads, frozen
     torch.set_num_threads(threads)
     try:
         y = network(x, mask=Mask())
-        assert "_Feed" in type(y.grad_fn).__name__
+        assert "_FeedForward" in type(y.grad_fn).__name__
         outer = torch.randn(y.shape)
         found = torch.autograd.grad(y, leaves, outer)
     finally:
@@ -157,6 +156,11 @@ def test_a_feed_forward_network(rows, width, hidden, name, bias, threads, frozen
         torch.testing.assert_close(one, other.float(), atol=3e-4, rtol=3e-4)
 
 
+class Doubled(Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
 def test_a_network_that_was_changed_is_left_to_its_modules():
     def way(change, activation="gelu"):
         network = FeedForwardConfig(hidden=32, activation=activation, dropout=0.5).build(16).eval()
@@ -164,13 +168,13 @@ def test_a_network_that_was_changed_is_left_to_its_modules():
         return type(network(torch.randn(1, 40, 16, requires_grad=True), mask=Mask()).grad_fn).__name__
 
     seen = []
-    assert "_Feed" in way(lambda network: None)
-    assert "_Feed" not in way(lambda network: network.train())
-    assert "_Feed" not in way(lambda network: None, "swiglu")
-    assert "_Feed" not in way(lambda network: setattr(network, "output", torch.nn.Linear(32, 16)))
-    assert "_Feed" not in way(lambda network: setattr(network, "function", torch.sin))
-    assert "_Feed" not in way(lambda network: network.input.register_forward_hook(lambda *_: seen.append(1)))
-    assert "_Feed" not in way(lambda network: network.output.register_full_backward_pre_hook(lambda *_: None))
+    assert "_FeedForward" in way(lambda network: None)
+    assert "_FeedForward" not in way(lambda network: network.train())
+    assert "_FeedForward" not in way(lambda network: None, "swiglu")
+    assert "_FeedForward" not in way(lambda network: setattr(network, "output", Doubled(32, 16)))
+    assert "_FeedForward" not in way(lambda network: setattr(network, "function", torch.sin))
+    assert "_FeedForward" not in way(lambda network: network.input.register_forward_hook(lambda *_: seen.append(1)))
+    assert "_FeedForward" not in way(lambda network: network.output.register_full_backward_pre_hook(lambda *_: None))
     assert seen
 
 
@@ -179,7 +183,7 @@ def test_what_is_not_a_number_is_not_hidden_by_a_relu():
     with torch.no_grad():
         network.input.weight[3, 5] = torch.nan
     y = network(torch.randn(1, 40, 16, requires_grad=True), mask=Mask())
-    assert "_Feed" in type(y.grad_fn).__name__ and y.isnan().all()
+    assert "_FeedForward" in type(y.grad_fn).__name__ and y.isnan().all()
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 48), (48, 2048), (1040, 1024)])
@@ -192,13 +196,13 @@ def test_a_linear_map_that_the_kernels_do_not_take():
     cases = [(x[:8], weight), (x, weight[:31]), (x[:, :47], weight[:, :47]), (x.T.contiguous().T, weight)]
     cases += [(x.double(), weight.double()), (x, weight.detach())]
     for some, by in cases:
-        y = fused.linear(some, by, None)
+        y = training.linear(some, by, None)
         assert "_Linear" not in type(y.grad_fn).__name__
         torch.testing.assert_close(y, some @ by.T)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        fused.linear(torch.randn(40, 32), weight, None)
+        training.linear(torch.randn(40, 32), weight, None)
     with torch.autocast("cpu", torch.bfloat16):
-        assert fused.linear(x, weight, None).dtype == torch.bfloat16
+        assert training.linear(x, weight, None).dtype == torch.bfloat16
 
 
 def test_a_split_of_which_one_part_is_used_alone():
@@ -209,11 +213,11 @@ def test_a_split_of_which_one_part_is_used_alone():
 
 
 @few
-@given(size=st.one_of(st.integers(1, 40), st.integers(30_000, 40_000)), name=st.sampled_from(fused.KINDS[1:]),
+@given(size=st.one_of(st.integers(1, 40), st.integers(30_000, 40_000)), name=st.sampled_from(training.KINDS[1:]),
        wide=st.sampled_from([0.1, 3.0, 30.0]), seed=st.integers(0, 99))  # fmt: skip
 def test_functions(size, name, wide, seed):
     torch.manual_seed(seed)
-    ours = {"gelu": fused.gelu, "gelu_tanh": fused.gelu_tanh, "silu": fused.silu}[name]
+    ours = {"gelu": training.gelu, "gelu_tanh": training.gelu_tanh, "silu": training.silu}[name]
     theirs = {"gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu}[name]
     x, outer = (wide * torch.randn(size)).requires_grad_(), torch.randn(size)
     y, wanted = ours(x), theirs(x.double())
@@ -224,10 +228,10 @@ def test_functions(size, name, wide, seed):
 
 def test_functions_of_what_the_kernels_do_not_take():
     x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(fused.gelu, x) and torch.autograd.gradcheck(
-        fused.silu, x.detach().T.requires_grad_()
+    assert torch.autograd.gradcheck(training.gelu, x) and torch.autograd.gradcheck(
+        training.silu, x.detach().T.requires_grad_()
     )
-    assert fused.gelu_tanh(torch.randn(0, 6)).shape == (0, 6)
+    assert training.gelu_tanh(torch.randn(0, 6)).shape == (0, 6)
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.3, 0.5])
@@ -265,7 +269,7 @@ def test_what_is_dropped_does_not_depend_on_threads():
 
 @pytest.fixture
 def small_ones_too(monkeypatch):
-    monkeypatch.setattr("heedful.model.fused.LARGE", 0)
+    monkeypatch.setattr("heedful.model.cpu.door.LARGE", 0)
 
 
 @pytest.mark.usefixtures("small_ones_too")
@@ -284,7 +288,7 @@ def test_a_norm_of_a_sum(rows, width, rms, adds, bias, threads, seed):
     torch.set_num_threads(threads)
     try:
         y = normed(inputs[0], norm, *([inputs[1], Dropout(0.5).eval()] if adds else []))
-        assert "_Joined" in type(y.grad_fn).__name__
+        assert "_AddNorm" in type(y.grad_fn).__name__
         outer = torch.randn(y.shape)
         found = torch.autograd.grad(y, [*inputs, *norm.parameters()], outer)
     finally:
@@ -317,7 +321,7 @@ def test_what_a_norm_of_a_sum_drops_is_dropped_on_the_way_back():
 def test_too_little_to_be_dropped_is_nothing():
     x, v = (torch.randn(40, 32, requires_grad=True) for _ in range(2))
     y = normed(x, torch.nn.LayerNorm(32), v, Dropout(1e-6))
-    assert "_Joined" in type(y.grad_fn).__name__
+    assert "_AddNorm" in type(y.grad_fn).__name__
     of_x, of_v = torch.autograd.grad(y, (x, v), torch.randn(40, 32))
     assert torch.equal(of_x, of_v)
 
@@ -326,10 +330,10 @@ def test_too_little_to_be_dropped_is_nothing():
 @pytest.mark.parametrize(("weight", "bias"), [(0.0, 0.0), (1e-30, 0.0), (0.1, 4.0), (float("nan"), 0.0)])
 def test_a_norm_whose_input_cannot_be_told_from_its_output_keeps_it(weight, bias):
     norm, x = torch.nn.LayerNorm(16), torch.randn(40, 16, requires_grad=True)
-    assert "_Joined" in type(normed(x, norm).grad_fn).__name__
+    assert "_AddNorm" in type(normed(x, norm).grad_fn).__name__
     with torch.no_grad():
         norm.weight[3], norm.bias[3] = weight, bias
-    assert "_Joined" not in type(normed(x, norm).grad_fn).__name__
+    assert "_AddNorm" not in type(normed(x, norm).grad_fn).__name__
 
 
 @pytest.mark.usefixtures("small_ones_too")
@@ -343,12 +347,12 @@ def test_a_norm_of_another_kind_is_left_to_itself():
     watched.register_full_backward_hook(lambda *_: None)
     for norm in (Doubled(16), torch.nn.LayerNorm(16, elementwise_affine=False), torch.nn.Identity(), watched):
         y = normed(x, norm)
-        assert torch.equal(y, norm(x)) and "_Joined" not in type(y.grad_fn).__name__
+        assert torch.equal(y, norm(x)) and "_AddNorm" not in type(y.grad_fn).__name__
 
 
 @pytest.fixture
 def always_in_chunks(monkeypatch):
-    monkeypatch.setattr("heedful.objectives.LEAST", 0)
+    monkeypatch.setattr("heedful.model.cpu.door.LEAST_SCORES", 0)
     monkeypatch.setattr("heedful.objectives.HELD", 1000)
 
 

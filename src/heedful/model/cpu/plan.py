@@ -1,0 +1,237 @@
+"""What our kernels need to know of a part, or the reason why they cannot run it.
+
+A part gives its plan by its method `plan`, in its own file, next to its `forward`: what is computed, with the very
+tensors it is computed with. `door.plan_of` asks for it and holds it complete.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from torch import Tensor, nn
+
+from heedful.model.cpu.kernels import Panels
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why our kernels cannot run something; `place`: where in the model.
+
+    As a condition it is False: `lower(model) or None`. What gives a reason or None is therefore compared with None.
+    """
+
+    text: str
+    place: str = ""
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.text}" if self.place else self.text
+
+    def at(self, place: str) -> "Reason":
+        """The same, told by the whole of which this is a part."""
+        return replace(self, place=f"{place}.{self.place}" if self.place else place)
+
+
+def first_reason(*found: object) -> Reason:
+    """Of several plans or reasons, where at least one is a reason."""
+    return next(one for one in found if isinstance(one, Reason))
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The base of all plans."""
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that it computes with, its parts' included."""
+        for field in fields(self):
+            yield from _tensors(getattr(self, field.name))
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Plan):
+        yield from value.tensors()
+    elif isinstance(value, nn.Module):  # left to its modules
+        yield from value.parameters()
+        yield from value.buffers()
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from _tensors(one)
+
+
+@dataclass(frozen=True, eq=False)
+class IdentityPlan(Plan):
+    """x -> x. A dropout outside of training, too."""
+
+
+@dataclass(frozen=True, eq=False)
+class LinearPlan(Plan):
+    """W x + b, in float32 or as int8 panels; `parts`: the sizes of what it computes side by side."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    int8: Panels | None
+    parts: tuple[int, ...]
+    inputs: int
+
+    @property
+    def outputs(self) -> int:
+        return sum(self.parts)
+
+    def panels(self) -> Panels:
+        if self.int8 is not None:
+            return self.int8
+        assert self.weight is not None
+        return Panels(self.weight, self.bias)
+
+
+@dataclass(frozen=True, eq=False)
+class NormPlan(Plan):
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    rms: bool
+
+
+@dataclass(frozen=True, eq=False)
+class TablePlan(Plan):
+    """factor * W[token], and W h on the way back."""
+
+    weight: Tensor | None
+    int8: Panels | None
+    factor: float
+    width: int
+
+    @property
+    def rows(self) -> Tensor | Panels:
+        table = self.weight.detach() if self.weight is not None else self.int8
+        assert table is not None
+        return table
+
+    def panels(self, bias: Tensor | None) -> Panels:
+        if self.int8 is not None:
+            return self.int8 if bias is None else self.int8.with_bias(bias)
+        assert self.weight is not None
+        return Panels(self.weight, bias)
+
+
+@dataclass(frozen=True, eq=False)
+class PositionPlan(Plan):
+    """x + what `embed` adds at these positions, whatever x. `weights`: what it computes that from."""
+
+    embed: Callable[[Tensor, Tensor], Tensor]
+    limit: int | None
+    weights: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxPlan(Plan):
+    """softmax(scale q k') v"""
+
+    scale: float
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionPlan(Plan):
+    """To oneself (`project` gives queries, keys and values) or to a source (queries; `read` gives keys and values)."""
+
+    project: LinearPlan
+    read: LinearPlan | None
+    output: LinearPlan
+    heads: int
+    scale: float
+
+
+@dataclass(frozen=True, eq=False)
+class FeedForwardPlan(Plan):
+    """`kind`: one of `door.KINDS`."""
+
+    input: LinearPlan
+    output: LinearPlan
+    kind: str
+    gated: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ResidualPlan(Plan):
+    norm: NormPlan
+    pre: bool
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPlan(Plan):
+    attention: AttentionPlan
+    attention_residual: ResidualPlan
+    cross: AttentionPlan | None
+    cross_residual: ResidualPlan | None
+    feedforward: FeedForwardPlan
+    feedforward_residual: ResidualPlan
+
+    def style(self) -> Iterator[tuple[str, str, object]]:
+        """What native/ takes to be the same in all layers: what it is, its place in this layer, its value."""
+        for name, attention in (("attention", self.attention), ("cross", self.cross)):
+            if attention is not None:
+                yield f"{name}.heads", name, attention.heads
+                yield f"{name}.scale", name, attention.scale
+                yield "width", name, attention.project.inputs
+        yield "activation", "feedforward", ("gated " if self.feedforward.gated else "") + self.feedforward.kind
+        yield "hidden", "feedforward", self.feedforward.output.inputs
+        yield "width", "feedforward", self.feedforward.input.inputs
+        yield "cross", "cross", self.cross is not None
+        for name in ("attention_residual", "cross_residual", "feedforward_residual"):
+            residual: ResidualPlan | None = getattr(self, name)
+            if residual is not None:
+                yield "placement", name, "pre" if residual.pre else "post"
+                yield "norm", f"{name}.norm", "rms" if residual.norm.rms else "layer"
+                yield "eps", f"{name}.norm", residual.norm.eps
+                yield "width", f"{name}.norm", len(residual.norm.weight)
+
+
+def differing(layers: Sequence[LayerPlan]) -> Reason | None:
+    """Where layers are not all alike."""
+    known: dict[str, object] = {}
+    for index, layer in enumerate(layers):
+        for name, place, value in layer.style():
+            if known.setdefault(name, value) != value:
+                text = f"{name} {value}, but {known[name]} before: layers that differ have no kernel yet"
+                return Reason(text, f"layers.{index}.{place}")
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class StackPlan(Plan):
+    layers: tuple[LayerPlan, ...]
+    position: PositionPlan
+    embedding_norm: NormPlan | None
+    norm: NormPlan | None
+    causal: bool
+
+    @property
+    def width(self) -> int:
+        return self.layers[0].attention.project.inputs
+
+
+@dataclass(frozen=True, eq=False)
+class HeadPlan(Plan):
+    """W h + b; `table`: None = the target's."""
+
+    table: TablePlan | None
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderDecoderPlan(Plan):
+    """Encoder and head may be left to their modules, with the reason; `left`: those. `read` and `logits` go through
+    them."""
+
+    encoder: StackPlan | Reason
+    source_table: TablePlan | Reason
+    decoder: StackPlan
+    target_table: TablePlan
+    head: HeadPlan | Reason
+    read: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+    logits: Callable[[Tensor], Tensor]
+    left: tuple[nn.Module, ...] = ()
