@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from heedful.commands.options import Parts
+
 OPTIONAL = {"matplotlib": "pictures", "tensorboard": "curves in TensorBoard", "transformers": "parity tests only"}
 
 
@@ -17,6 +19,7 @@ def doctor(
         Path | None, typer.Argument(help="A model folder: say part by part what runs it on a CPU.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    parts: Parts = None,
 ) -> None:
     """Say what this machine has (cores, memory, GPU, packages) and what Heedful will use. Of a model, say which parts
     are run by our CPU kernels, in training and in decoding, and why the others are not.
@@ -28,17 +31,17 @@ def doctor(
       heedful doctor runs/first
     """
     found = examine()
-    parts = [] if model is None else paths(model)
+    rows = [] if model is None else paths(model)
     if as_json:
-        print(json.dumps(found if model is None else {**found, "model": str(model), "parts": parts}, indent=2))
+        print(json.dumps(found if model is None else {**found, "model": str(model), "parts": rows}, indent=2))
         return
     if model is not None:
         found = {"model": str(model), "kernels": found["kernels"]}
     for name, value in found.items():
         print(f"{name + ':':<16}{value}")
-    if parts:
+    if rows:
         print()
-        print_table([list(parts[0]), *(list(row.values()) for row in parts)])
+        print_table([list(rows[0]), *(list(row.values()) for row in rows)])
 
 
 def paths(folder: Path) -> list[dict[str, str]]:

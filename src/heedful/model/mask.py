@@ -59,7 +59,8 @@ class Mask:
 
     def is_plain_causal(self, query: int, key: int) -> bool:
         """Whether the kernels' own causal flag says it all."""
-        return self.key_valid is None and self.facts() == {"causal"} and query == key and query > 1
+        same = bool(query == key and query > 1)  # a plain bool, also where a graph is traced
+        return same and self.key_valid is None and self.facts() == {"causal"}
 
     def dense(self, query: int, key: int, device: torch.device) -> Tensor | None:
         """(batch or 1) (heads or 1) (query or 1) key; None where everybody sees everything."""

@@ -67,7 +67,7 @@ class Softmax(Mix):
             is_causal=causal,
             dropout_p=dropout,
             scale=self.scale,
-            enable_gqa=key.shape[1] != query.shape[1],
+            enable_gqa=bool(key.shape[1] != query.shape[1]),
         )
 
     def plan(self) -> SoftmaxPlan:
