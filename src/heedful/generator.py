@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from heedful.checkpoint import load_model
+from heedful.config import did_you_mean
 from heedful.data.corpus import Line, read_texts
 from heedful.data.prepare import load_tokenizers
 from heedful.decoding.beam import Hypothesis, search
 from heedful.decoding.diverse import diverse_search
-from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.generation import GenerationConfig, with_options
 from heedful.decoding.rules import Rules
 from heedful.decoding.sampling import sample
 from heedful.decoding.stepper import PromptStepper
@@ -58,18 +59,32 @@ class Generator:
         self.limit = model.limit
         self.device = model.device
 
+    def __repr__(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        return f"<Generator: {parameters:,} parameters, vocabulary {self.tokenizer.vocab:,}, on {self.device}>"
+
     @overload
-    def generate(  # type: ignore[overload-overlap]
-        self, prompts: str, config: GenerationConfig = SAMPLED
+    def generate(
+        self, prompts: str, config: GenerationConfig = SAMPLED, **options: Any
     ) -> list[Continuation]: ...
 
     @overload
-    def generate(self, prompts: Sequence[str], config: GenerationConfig = SAMPLED) -> list[list[Continuation]]: ...
+    def generate(
+        self, prompts: Sequence[str], config: GenerationConfig = SAMPLED, **options: Any
+    ) -> list[list[Continuation]]: ...
 
     def generate(
-        self, prompts: str | Sequence[str], config: GenerationConfig = SAMPLED
+        self, prompts: str | Sequence[str], config: GenerationConfig = SAMPLED, **options: Any
     ) -> list[Continuation] | list[list[Continuation]]:
-        """As many continuations as `num_return_sequences`, the best first; of several prompts, a list of them each."""
+        """As many continuations as `num_return_sequences`, the best first; of several prompts, a list of them each.
+        Options are those of `GenerationConfig`.
+
+        generator.generate("Once upon a time", temperature=0.7, seed=1)[0].text
+        """
+        config, others = with_options(config, options)
+        if others:
+            known = did_you_mean(next(iter(others)), GenerationConfig.model_fields)
+            raise ValueError(f"unknown option {next(iter(others))!r}{known}")
         if isinstance(prompts, str):
             return self._one(prompts, config)
         return [self._one(prompt, config) for prompt in prompts]
