@@ -12,9 +12,10 @@ LEVELS = [
     {"files", "memory", "parts"},
     {"config"},
     {"text", "model", "mini"},
-    {"data", "families", "adapters", "decoding", "evaluation", "objectives"},
+    {"data", "families", "adapters", "evaluation", "objectives"},
+    {"decoding"},
     {"checkpoint", "exchange"},
-    {"alignment", "writer"},
+    {"alignment"},
     {"translator", "generator"},
     {"tasks"},
     {"training"},
@@ -33,7 +34,7 @@ ONLY = {
     "families": {"config", "model"},
     "adapters": {"config", "model"},
     "objectives": {"model"},
-    "decoding": {"config", "files", "memory", "text", "model"},
+    "decoding": {"config", "files", "memory", "text", "data", "model"},
 }
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 

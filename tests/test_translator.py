@@ -9,10 +9,10 @@ import heedful
 from heedful.data.prepare import Inputs
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.shortlist import Shortlist
+from heedful.decoding.writer import Request
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
 from heedful.translator import Translator, load
-from heedful.writer import Request
 from tests.corpora import SMALL, pairs
 
 GREEDY = GenerationConfig(num_beams=1)

@@ -26,6 +26,7 @@ from heedful.decoding.generation import GenerationConfig, with_options
 from heedful.decoding.shortlist import Shortlist
 from heedful.decoding.stops import until
 from heedful.decoding.streams import cores
+from heedful.decoding.writer import Request, Writer
 from heedful.evaluation.metrics import consensus
 from heedful.model.architecture import SequenceToSequence
 from heedful.model.int8 import quantize_int8
@@ -33,7 +34,6 @@ from heedful.text.parts import join, words_of_parts
 from heedful.text.parts import split as split_long
 from heedful.text.sentences import sentences
 from heedful.text.tokenizer import Tokenizer
-from heedful.writer import Request, Writer
 
 SEVERAL = 0.1  # of a corpus's lines with more than one sentence, from which on its model reads such lines
 CHUNK = 1024  # sentences sorted by length together; also how far a stream reads ahead

@@ -121,9 +121,9 @@ def inspect(
     except ModuleNotFoundError as error:
         raise ValueError(f"the page needs {error.name}: pip install 'heedful[serve]'") from None
     from heedful.decoding.generation import GenerationConfig
+    from heedful.decoding.writer import Request
     from heedful.files import write_text
     from heedful.translator import load
-    from heedful.writer import Request
 
     translator = load(model)
     if not text.strip():

@@ -12,8 +12,8 @@ import typer
 from heedful.commands.options import Parts
 
 if TYPE_CHECKING:
+    from heedful.decoding.writer import Request
     from heedful.translator import Translation
-    from heedful.writer import Request
 
 FORMATS = ("plain", "nbest", "jsonl", "pharaoh", "words")
 READ_AHEAD = 512  # lines translated together; a person at a terminal is answered line by line
@@ -145,7 +145,7 @@ def translate(
 
 def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "Request":
     """What a line asks for. If it contradicts itself, it says so and comes out empty; the other lines go on."""
-    from heedful.writer import Request
+    from heedful.decoding.writer import Request
 
     wanted = [*required, *map(str, entry.get("constraints", ()))]
     unwanted = [*banned, *map(str, entry.get("avoid", ()))]
