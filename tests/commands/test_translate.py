@@ -213,7 +213,7 @@ MISTAKES = {
     "format": (["translate", "a", "--format", "xml"], "format 'xml' is not one of plain, nbest, jsonl, pharaoh"),
     "too many": (["translate", "a", "--n-best", "9"], "num_return_sequences 9 is more than num_beams 4"),
     "no test": (["evaluate", "a", "missing.tsv"], "there is no file missing.tsv"),
-    "only a model": (["evaluate", "a"], "give a model folder and a test file"),
+    "only a model": (["evaluate", "p.tsv"], "give a model folder and a test file"),
     "only a model to score": (["score", "a"], "give one or two model folders and a file of pairs"),
     "empty test": (["evaluate", "a", "empty.tsv"], "empty.tsv has no usable pair"),
 }

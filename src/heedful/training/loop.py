@@ -74,13 +74,24 @@ class Trainer:
         self.ema = {name: tensor.clone() for name, tensor in self.trained().items()} if self.config.ema else {}
         if self.config.recompute:
             _recompute_layers(self.model)
-        self.module: nn.Module = _StepLoss(self.model, task)
+        step_loss = _StepLoss(self.model, task)
+        self.module: nn.Module = step_loss
         if self.config.compile:
             self.module = torch.compile(self.module, dynamic=True)  # type: ignore[assignment]
         if world.size > 1:
-            # A head that the task does not use has no gradient.
-            self.module = DistributedDataParallel(self.module, find_unused_parameters=True)
+            step_loss.unused = self._unused()
+            self.module = DistributedDataParallel(self.module)
         self.stopped = 0  # the signal that asked for it
+
+    def _unused(self) -> list[nn.Parameter]:
+        """What has no gradient, such as a head that the task does not use: processes that wait for each other's
+        gradients would wait for ever."""
+        totals, *_ = self.module(self.task.collate(self.task.worst(self.budget)[:1]).to(self.world.device), {})
+        sum(totals.values()).mul(0).backward()
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        unused = [parameter for parameter in trained if parameter.grad is None]
+        self.optimizer.zero_grad(set_to_none=True)
+        return unused
 
     @property
     def budget(self) -> int:
@@ -198,6 +209,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         sums, plain = dict.fromkeys(counts, 0.0), 0.0
+        plains: dict[str, Tensor] = {}
         for number, batch in enumerate(parts):
             with self._sync_only(number == len(parts) - 1), self.precision.compute():
                 totals, plains, state = self.module(batch.to(self.world.device), self.states.get(number, {}))
@@ -217,7 +229,8 @@ class Trainer:
         progress.tokens += count
         if progress.step % config.log_every == 0 or progress.step == 1:
             best = f"best {config.metric} {progress.best:.3f}" if progress.best is not None else ""
-            smoothed = {"nll": self.world.total(plain) / max(1, count)} if plain else {}
+            # Asked of all processes or of none: one without rows of its own has a sum of 0 too.
+            smoothed = {"nll": self.world.total(plain) / max(1, count)} if plains else {}
             self.journal.step(
                 progress.step,
                 best=best,
@@ -341,6 +354,7 @@ class _StepLoss(nn.Module):
     def __init__(self, model: Model, task: Task) -> None:
         super().__init__()
         self.model, self.task = model, task
+        self.unused: list[nn.Parameter] = []
 
     def forward(self, batch: Batch, state: State) -> tuple[dict[str, Tensor], dict[str, Tensor], State]:
         loss = self.task.loss(self.model, batch, state=state)
@@ -348,7 +362,11 @@ class _StepLoss(nn.Module):
         if found != dict(batch.counts):
             raise TypeError(f"the loss is over {found}, but its batch said {dict(batch.counts)}")
         plains = {name: term.plain for name, term in loss.terms.items() if term.plain is not None}
-        return {name: term.total * term.weight for name, term in loss.terms.items()}, plains, loss.state
+        totals = {name: term.total * term.weight for name, term in loss.terms.items()}
+        first = next(iter(totals))
+        for parameter in self.unused:
+            totals[first] = totals[first] + 0 * parameter.sum()
+        return totals, plains, loss.state
 
 
 def freeze(model: nn.Module, parts: tuple[str, ...]) -> frozenset[str]:

@@ -67,7 +67,7 @@ def test_without_kernels_it_is_the_same_function(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_pass_through_as_through_the_rounded_weights(monkeypatch, kernels, dtype):
     if not kernels:
-        monkeypatch.setattr("heedful.model.kernels.NATIVE", None)
+        monkeypatch.setattr("heedful.model.cpu.kernels.NATIVE", None)
     torch.manual_seed(0)
     int8 = Int8Linear(torch.nn.Linear(31, 21))
     exact = torch.nn.Linear(31, 21)
@@ -95,7 +95,7 @@ def test_gradients_pass_through_an_output_table_and_a_fused_product():
 
 
 def test_without_kernels_gradients_pass_after_use_in_inference_mode(monkeypatch):
-    monkeypatch.setattr("heedful.model.kernels.NATIVE", None)
+    monkeypatch.setattr("heedful.model.cpu.kernels.NATIVE", None)
     linear, x = Int8Linear(torch.nn.Linear(31, 21)), torch.randn(31, requires_grad=True)
     with torch.inference_mode():
         linear(torch.randn(31))
