@@ -31,7 +31,9 @@ def place(tmp_path_factory):
     return tmp_path_factory.mktemp("docs")
 
 
-@pytest.mark.parametrize(("page", "command"), [*commands("tutorial.md"), *commands("extending.md")])
+@pytest.mark.parametrize(
+    ("page", "command"), [*commands("tutorial.md"), *commands("extending.md"), *commands("questions.md")]
+)
 def test_commands_run_in_their_order(page, command, place):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "HEEDFUL_CACHE": str(place / "cache")}
