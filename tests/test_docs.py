@@ -31,7 +31,9 @@ def place(tmp_path_factory):
     return tmp_path_factory.mktemp("docs")
 
 
-@pytest.mark.parametrize(("page", "command"), [*commands("tutorial.md"), *commands("extending.md")])
+@pytest.mark.parametrize(
+    ("page", "command"), [*commands("tutorial.md"), *commands("extending.md"), *commands("questions.md")]
+)
 def test_commands_run_in_their_order(page, command, place):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "HEEDFUL_CACHE": str(place / "cache")}
@@ -49,11 +51,13 @@ def test_snippets_print_what_stands_below_them(page, place, monkeypatch):
     assert module("fill").fill(text) == text
 
 
-def test_both_languages_show_the_same_code():
-    english, chinese = ((DOCS / name).read_text(encoding="utf-8") for name in ("inside.md", "inside.zh.md"))
-    for pattern in (r"```python\n.*?```", r"\]\(\.\./src/[^)]*\)", r"\]\(pictures/[^)]*\)"):
+@pytest.mark.parametrize("page", [page.name.removesuffix(".zh.md") for page in PAGES if page.name.endswith(".zh.md")])
+def test_both_languages_show_the_same_code(page):
+    english, chinese = ((DOCS / name).read_text(encoding="utf-8") for name in (f"{page}.md", f"{page}.zh.md"))
+    for pattern in (r"```(?:python|sh|text)\n.*?```", r"\]\(\.\./src/[^)]*\)", r"\]\(pictures/[^)]*\)"):
         assert re.findall(pattern, english, flags=re.DOTALL) == re.findall(pattern, chinese, flags=re.DOTALL)
-    assert english.count("\n## ") == chinese.count("\n## ")
+    for heading in ("\n## ", "\n### "):
+        assert english.count(heading) == chinese.count(heading)
 
 
 def test_the_reference_is_that_of_the_code():
