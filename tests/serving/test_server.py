@@ -223,6 +223,16 @@ def test_what_is_not_there(server):
     assert httpx.get(f"{server}/translate").status_code == 405
 
 
+def test_the_description_of_the_api_is_our_own(server):
+    for path, kind in (("docs", "text/html"), ("docs.js", "text/javascript")):
+        answer = httpx.get(f"{server}/{path}")
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith(kind)
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
+        assert "http://" not in answer.text and "https://" not in answer.text
+    assert httpx.get(f"{server}/redoc").status_code == 404
+    assert {"/translate", "/api/inspect", "/v1/completions"} <= set(httpx.get(f"{server}/openapi.json").json()["paths"])
+
+
 def test_settings_and_metrics(server):
     assert httpx.get(f"{server}/frontend/settings").json()["language"]["target"] == {"code": "de", "name": "German"}
     text = httpx.get(f"{server}/metrics").text

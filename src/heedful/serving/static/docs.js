@@ -78,7 +78,7 @@ const quoted = (text) => `'${text.replace(/'/g, "'\\''")}'`;
 
 function sample(name, schema, path) {
   const { source, target, translator, writer } = state.server;
-  const known = { source, target, q: TEXT, text: TEXT, prompt: TEXT, model: path.startsWith("/v1/") || path === "/api/next" ? writer : translator };
+  const known = { source, target, q: TEXT, text: TEXT, prompt: TEXT, model: path.startsWith("/v1/") ? writer : translator, name: writer };
   if (known[name] !== undefined) return known[name];
   if (schema.enum) return schema.enum[0];
   const one = resolve(schema.anyOf || schema.oneOf ? (schema.anyOf || schema.oneOf)[0] : schema);
@@ -91,7 +91,8 @@ function curl(method, path, operation) {
   const content = operation.requestBody && operation.requestBody.content["application/json"];
   if (content) {
     const whole = resolve(content.schema), needed = whole.required || [];
-    const body = Object.fromEntries(needed.map((name) => [name, sample(name, whole.properties[name], path)]));
+    const shown = Object.keys(whole.properties).filter((name) => needed.includes(name) || name === "prompt");
+    const body = Object.fromEntries(shown.map((name) => [name, sample(name, whole.properties[name], path)]));
     words.push("-H 'Content-Type: application/json'", `-d ${quoted(JSON.stringify(body))}`);
   } else if (method !== "get") words.push(`-X ${method.toUpperCase()}`);
   const filled = path.replace(/\{(\w+)\}/g, (_, name) => sample(name, { type: "string" }, path));
@@ -102,8 +103,8 @@ function curl(method, path, operation) {
 // --- the page
 
 function route(method, path, operation) {
-  const id = anchor(`${method} ${path}`), section = make("section", "", { class: "route", id, "aria-labelledby": `${id}-name` });
-  const title = make("h3", "", { id: `${id}-name` });
+  const id = anchor(`${method} ${path}`), section = make("section", "", { class: "route", id, "aria-labelledby": `title-${id}` });
+  const title = make("h3", "", { id: `title-${id}` });
   title.append(make("code", `${method.toUpperCase()} ${path}`));
   section.append(title);
   if (operation.description) operation.description.split(/\n\s*\n/).forEach((text) => section.append(make("p", text)));
