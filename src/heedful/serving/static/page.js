@@ -549,12 +549,12 @@ function showAll() {
   showInside();
 }
 
-// Shows the chosen model, with the sentence it brings unless there is one of the reader's.
+// Shows the chosen model, with the sentence it brings unless there is one of the reader's, or about to be.
 function choose() {
   state.data = state.translation = null;
   state.prefix = "";
   state.placed = false;
-  if (!isWriter() && $("source").value === state.example) {
+  if (!isWriter() && $("source").value === state.example && document.activeElement !== $("source")) {
     state.example = (model() && model().example) || "";
     $("source").value = state.example;
   }
