@@ -91,6 +91,47 @@ def test_pictures(monkeypatch, capsys, tmp_path, folder, words):
     assert path.read_bytes().startswith(PNG)
 
 
+def drawn(monkeypatch):
+    """Catches figures where they would be written."""
+    from heedful.inspection import plots
+
+    caught = []
+    save = plots._save
+    monkeypatch.setattr(plots, "_save", lambda figure, path: caught.append(figure) or save(figure, path))
+    return caught
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "columns"),
+    [
+        ([], "target token being predicted (query)", "source token (key)"),
+        (["--kind", "encoder"], "source token (query)", "source token (key)"),
+        (["--kind", "decoder", "--head", "0.1"], "target token read (query)", "target token read (key)"),
+    ],
+)
+def test_a_picture_of_attention_says_what_it_shows(monkeypatch, capsys, tmp_path, folder, options, rows, columns):
+    figures, text = drawn(monkeypatch), r"a $b$ \\frac c"
+    run(monkeypatch, capsys, "plot", "attention", folder, text, "--out", tmp_path / "p.png", *options)
+    (figure,) = figures
+    assert figure.get_suptitle() == f"{text}\n{load(folder).translate(text).text}".strip()
+    assert (figure.get_supylabel(), figure.get_supxlabel()) == (rows, columns)
+    *heads, bar = figure.axes
+    assert bar.get_ylabel() == "attention weight" and bar.get_ylim() == (0, 1)
+    assert len(heads) == (1 if "--head" in options else 2)
+
+
+def test_a_long_sentence_is_shortened_in_the_title(monkeypatch, tmp_path):
+    from heedful.inspection.plots import draw_attention
+
+    figures = drawn(monkeypatch)
+    seen = Attention(["dog", "</s>"], ["狗", "</s>"], *(torch.eye(2)[None, None] for _ in range(3)))
+    draw_attention(seen, tmp_path / "p.png", title="the dog " * 90 + "\n" + "小狗" * 90)
+    figure = figures[0]
+    lines = figure.get_suptitle().splitlines()
+    assert len(lines) == 6 and lines[2].endswith("…") and lines[5].endswith("…")
+    assert figure._suptitle.get_window_extent().width < figure.bbox.width
+
+
 def test_the_picture_of_a_training(monkeypatch, capsys, tmp_path, folder):
     (folder / "training.png").unlink(missing_ok=True)
     run(monkeypatch, capsys, "plot", "training", folder)

@@ -41,9 +41,10 @@ def running(
     keys: tuple[str, ...] = (),
     options: Options | None = None,
     settings: EngineSettings | None = None,
+    languages: tuple[str, str] = ("", ""),
 ) -> Iterator[tuple[str, Context]]:
     metrics = Metrics()
-    models = Models(folders, settings or EngineSettings(streams=2), metrics.watch)
+    models = Models(folders, settings or EngineSettings(streams=2), metrics.watch, languages)
     context = Context(models, Keys(keys), metrics, options or Options())
     config = uvicorn.Config(create_app(context), host="127.0.0.1", port=0, log_level="warning", access_log=False)
     server = uvicorn.Server(config)

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 import torch
+import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from libretranslatepy import LibreTranslateAPI
 from openai import OpenAI
@@ -24,7 +25,7 @@ from openai import OpenAI
 from heedful.inspection.attention import look
 from heedful.serving.context import Options
 from heedful.serving.libretranslate import split_tags
-from heedful.serving.models import EngineSettings
+from heedful.serving.models import EngineSettings, _example
 from heedful.serving.own import _confidence
 from heedful.text.tokenizer import TokenizerConfig, train_tokenizer
 from heedful.translator import Translation, load
@@ -222,6 +223,16 @@ def test_what_is_not_there(server):
     assert httpx.get(f"{server}/translate").status_code == 405
 
 
+def test_the_description_of_the_api_is_our_own(server):
+    for path, kind in (("docs", "text/html"), ("docs.js", "text/javascript")):
+        answer = httpx.get(f"{server}/{path}")
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith(kind)
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
+        assert "http://" not in answer.text and "https://" not in answer.text
+    assert httpx.get(f"{server}/redoc").status_code == 404
+    assert {"/translate", "/api/inspect", "/v1/completions"} <= set(httpx.get(f"{server}/openapi.json").json()["paths"])
+
+
 def test_settings_and_metrics(server):
     assert httpx.get(f"{server}/frontend/settings").json()["language"]["target"] == {"code": "de", "name": "German"}
     text = httpx.get(f"{server}/metrics").text
@@ -232,6 +243,72 @@ def test_settings_and_metrics(server):
         "heedful_batch_sentences",
     ):
         assert name in text
+
+
+# --- languages that the recipe does not name
+
+
+@pytest.fixture(scope="module")
+def unnamed(folders, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unnamed") / "plain"
+    shutil.copytree(folders[0], folder)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["data"] |= {"source_language": "", "target_language": ""}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+def test_a_model_without_languages_is_src_to_tgt_and_the_refusal_says_what_to_do(unnamed):
+    with running([unnamed]) as (url, _):
+        assert translate(url, q="a b", source="src", target="tgt").status_code == 200
+        said = translate(url, q="a b", **ASKED).json()["error"]
+    assert said == (
+        "en is not supported; a model here names no languages: ask for src and tgt, "
+        "or start the server with --from and --to"
+    )
+
+
+def test_languages_named_at_the_start_are_those_of_the_models_that_lack_them(unnamed, folders):
+    with running([unnamed], languages=("fr", "pt-BR")) as (url, context):
+        assert translate(url, q="a b", source="fr", target="pt-BR").status_code == 200
+        assert [one["code"] for one in httpx.get(f"{url}/languages").json()] == ["fr", "pt-BR"]
+        context.models.reload("plain")
+        (model,) = context.models.translating
+        assert (model.source, model.target, model.translator.language) == ("fr", "pt-BR", "fr")
+    with running([folders[0], unnamed], languages=("fr", "it")) as (_, context):
+        assert [(one.source, one.target) for one in context.models.translating] == [("en", "de"), ("fr", "it")]
+
+
+@pytest.mark.parametrize(
+    ("languages", "message"),
+    [
+        (("fr", "it"), "no model here needs its languages named: en-de is en to de"),
+        (("auto", "de"), "'auto' is not a language code, such as en or pt-BR"),
+    ],
+)
+def test_languages_that_cannot_be_named(folders, languages, message):
+    with pytest.raises(ValueError, match=message), running([folders[0]], languages=languages):
+        pass
+
+
+def test_the_command_warns_of_languages_that_are_not_named(unnamed):
+    process, _ = start(unnamed)
+    try:
+        assert "plain does not know its languages, so LibreTranslate clients must ask for src and tgt" in (
+            process.stderr.readline()
+        )
+    finally:
+        process.kill()
+        process.wait(20)
+        process.stderr.close()
+    process, url = start(unnamed, "--from", "en", "--to", "de")
+    try:
+        assert translate(url, q="a b", **ASKED).status_code == 200
+        assert "does not know" not in process.stderr.readline()  # the access log
+    finally:
+        process.kill()
+        process.wait(20)
+        process.stderr.close()
 
 
 def test_no_web_site_may_ask_unless_told(server, folders):
@@ -398,6 +475,34 @@ def test_the_attention_shown_is_what_the_model_used(server, offline):
         shown = found["attention"][kind]
         assert shown["queries"] == queries and shown["keys"] == keys
         assert torch.allclose(torch.tensor(shown["weights"]), weights, atol=6e-4)
+
+
+def test_what_is_looked_into_obeys_the_glossary(server):
+    asked = {"text": "a b c", "avoid": ["a"], "constraints": ["j"]}
+    found = httpx.post(f"{server}/api/inspect", json=asked, timeout=30).json()
+    words = found["translation"].split()
+    assert "j" in words and "a" not in words and found["part"]["count"] == 1
+    told = httpx.post(f"{server}/api/translate", json=asked, timeout=30).json()["translations"][0]
+    assert told["text"] == found["translation"]
+    answer = httpx.post(f"{server}/api/inspect", json={"text": "a", "avoid": ["b"], "constraints": ["a b"]})
+    assert (answer.status_code, answer.json()["error"]) == (400, "the phrase 'a b' is required, but 'b' is banned")
+
+
+@pytest.mark.parametrize("must", [{"constraints": ["j"]}, {"target_prefix": "j"}])
+def test_sentences_that_are_translated_together_are_shown_together(server, must):
+    text = "a b. Then c d."
+    shown = httpx.post(f"{server}/api/inspect", json={"text": text, **must}, timeout=30).json()
+    told = httpx.post(f"{server}/api/translate", json={"text": text, **must}, timeout=30).json()["translations"][0]
+    assert shown["part"] == {"number": 1, "count": 1, "text": text} and shown["translation"] == told["text"]
+
+
+def test_a_translator_brings_a_sentence_to_begin_with(server, folders, tmp_path):
+    translator, writer = httpx.get(f"{server}/api/models").json()
+    first = (folders[0] / "test.tsv").read_text().partition("\t")[0]
+    assert translator["example"] == first and writer["example"] is None
+    assert _example(tmp_path) is None
+    (tmp_path / "test.tsv").write_bytes(b"\t\n" + b"x" * 1000 + b"\ty\n caf\xc3\xa9 \tz\n")
+    assert _example(tmp_path) == "café"
 
 
 def test_too_much_to_look_inside(server, offline):

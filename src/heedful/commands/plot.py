@@ -58,7 +58,8 @@ def attention(
     if len(pieces) > 1:
         print(f"the text was translated in {len(pieces)} parts; this is part {part} (--part)", file=sys.stderr)
     source, found = pieces[part - 1]
-    _say(draw(look(translator, source, found.tokens), out, kind=kind, only=only), as_json)
+    seen = look(translator, source, found.tokens)
+    _say(draw(seen, out, kind=kind, only=only, title=f"{source}\n{found.text}"), as_json)
 
 
 @plot.command()

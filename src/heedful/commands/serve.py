@@ -18,6 +18,10 @@ def serve(
     api_keys: Annotated[
         Path | None, typer.Option(help="A file with API keys, one a line; or HEEDFUL_API_KEYS, with commas.")
     ] = None,
+    source: Annotated[
+        str, typer.Option("--from", help="The source language, such as en, if the recipe names none.")
+    ] = "",
+    target: Annotated[str, typer.Option("--to", help="The target language, if the recipe names none.")] = "",
     streams: Annotated[int, typer.Option(min=0, help="Batches translated at once; 0 = one for each core.")] = 0,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens translated together.")] = 2048,
     wait: Annotated[float, typer.Option(min=0, max=1, help="Seconds a request may wait for company.")] = 0.005,
@@ -41,6 +45,8 @@ def serve(
 
       heedful serve runs/en-de runs/de-en --port 5000
 
+      heedful serve runs/my-model --from en --to de
+
       curl -d q=Hello -d source=en -d target=de http://127.0.0.1:8000/translate
     """
     try:
@@ -57,7 +63,7 @@ def serve(
     keys = Keys(read_keys(api_keys, os.environ.get("HEEDFUL_API_KEYS")))
     metrics = Metrics()
     settings = EngineSettings(streams, batch_tokens, wait, queue, quantize)
-    loaded = Models(models, settings, metrics.watch)
+    loaded = Models(models, settings, metrics.watch, (source, target))
     options = Options(characters=char_limit, texts=batch_limit, timeout=timeout, cors=tuple(cors or ()))
     if access_log:
         log_to_stderr()
@@ -77,6 +83,14 @@ def serve(
     socket.listen(config.backlog)  # from here on nobody is turned away, though answers take a moment more
     address, number = socket.getsockname()[:2]
     print(f"heedful: http://{address}:{number} (page; /docs for the API), Ctrl-C to stop", file=sys.stderr, flush=True)
+    for model in loaded.translating:
+        if not model.named:
+            codes = f"LibreTranslate clients must ask for {model.source} and {model.target}"
+            print(
+                f"warning: {model.name} does not know its languages, so {codes}; name them: --from en --to de",
+                file=sys.stderr,
+                flush=True,
+            )
     uvicorn.Server(config).run(sockets=[socket])
 
 
@@ -116,7 +130,7 @@ def inspect(
     import json
 
     try:
-        from heedful.serving.own import inspected, told
+        from heedful.serving.own import inspected, parts_of, told
         from heedful.serving.page import one_file
     except ModuleNotFoundError as error:
         raise ValueError(f"the page needs {error.name}: pip install 'heedful[serve]'") from None
@@ -130,8 +144,9 @@ def inspect(
         raise ValueError("there is no text to look at")
     config = GenerationConfig(num_beams=num_beams, num_return_sequences=num_beams)
     has = translator.aligner is not None
-    first, *others = translator.parts(text)
-    (found,) = translator.translate([Request(text, target_prefix)], config, alignment=has, history=True)
+    wanted = Request(text, target_prefix)
+    first, *others = parts_of(translator, wanted)
+    (found,) = translator.translate([wanted], config, alignment=has, history=True)
     shown = translator.translate([Request(first, target_prefix)], config, history=True)[0] if others else found
     data = {
         "text": text,

@@ -58,9 +58,10 @@ def translated_parts(translator: Translator, text: str) -> list[tuple[str, Trans
 def look(translator: Translator, source: str, target: list[int] | None = None) -> Attention:
     """The attention of the first model while it writes `target` (token ids), or else its own translation.
 
-    This is one pass, so a text that is translated in parts is refused; see `translated_parts`.
+    This is one pass, so a text that is translated in parts is refused; see `translated_parts`. With a `target`, several
+    sentences are one part if they fit.
     """
-    if (count := len(translator.parts(source))) > 1:
+    if (count := len(translator.parts(source, split=False if target is not None else None))) > 1:
         raise ValueError(f"this text is translated in {count} parts, each with its own attention; give one of them")
     if target is None:
         target = translator.translate([source])[0].tokens

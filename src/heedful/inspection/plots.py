@@ -3,7 +3,9 @@
 import logging
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
+from unicodedata import east_asian_width
 from warnings import catch_warnings, simplefilter
 
 import matplotlib
@@ -21,6 +23,13 @@ from heedful.training.recipe import Recipe
 from heedful.training.schedule import learning_rate
 
 LABEL = 12  # characters of a token that are shown
+MIN_WIDTH, MIN_HEIGHT = 4.5, 3.5  # inches
+# What the rows (queries) and the columns (keys) of each kind of attention are.
+AXES = {
+    "cross": ("target token being predicted (query)", "source token (key)"),
+    "encoder": ("source token (query)", "source token (key)"),
+    "decoder": ("target token read (query)", "target token read (key)"),
+}
 # Fonts with Chinese, Japanese and Korean characters: of the plot extra, or on one system or another.
 CJK = ("Noto Sans SC", "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Micro Hei",
        "WenQuanYi Zen Hei", "Droid Sans Fallback", "PingFang SC", "Hiragino Sans GB", "Microsoft YaHei",
@@ -61,8 +70,11 @@ def _smoothed(values: list[float], decay: float = 0.8) -> list[float]:
     return found
 
 
-def draw_attention(seen: Attention, path: Path, *, kind: str = "cross", only: tuple[int, int] | None = None) -> Path:
-    """A heat map of every head, layers from top to bottom; or of `only` one (layer, head), large."""
+def draw_attention(
+    seen: Attention, path: Path, *, kind: str = "cross", only: tuple[int, int] | None = None, title: str = ""
+) -> Path:
+    """A heat map of every head, layers from top to bottom; or of `only` one (layer, head), large. `title`: the sentence
+    and its translation, a line each."""
     weights, queries, keys = seen.of(kind)
     layers, heads = weights.shape[:2]
     shown = [only] if only is not None else [(layer, head) for layer in range(layers) for head in range(heads)]
@@ -71,23 +83,30 @@ def draw_attention(seen: Attention, path: Path, *, kind: str = "cross", only: tu
             raise ValueError(f"there is no head {layer}.{head}; layers are 0 to {layers - 1}, heads 0 to {heads - 1}")
     rows, columns = (1, 1) if only is not None else (layers, heads)
     size = 0.32 if only is not None else 0.16
-    width, height = columns * (size * len(keys) + 0.3) + 1.2, rows * (size * len(queries) + 0.3) + 1.2
+    # Below MIN_WIDTH neither the title nor the labels of the axes have room.
+    width = max(MIN_WIDTH, columns * (size * len(keys) + 0.3) + 2.0)
+    height = max(MIN_HEIGHT, rows * (size * len(queries) + 0.3) + 1.8)
     scale = min(1.0, 40 / max(width, height))  # a long text makes small squares, not a picture without end
     with pyplot.rc_context({"font.family": _fonts(), "font.size": max(3.0, (9 if only is not None else 6) * scale)}):
         figure, grid = pyplot.subplots(
             rows, columns, figsize=(width * scale, height * scale), squeeze=False, constrained_layout=True
         )
         for (layer, head), axes in zip(shown, grid.flat, strict=True):
-            axes.imshow(weights[layer, head].numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
+            image = axes.imshow(weights[layer, head].numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
             axes.set_title(f"layer {layer}, head {head}")
             axes.set_xticks(range(len(keys)), [], rotation=90)
             axes.set_yticks(range(len(queries)), [])
             axes.tick_params(length=2)
         for axes in grid[-1]:
-            axes.set_xticklabels([_short(token) for token in keys], rotation=90)
+            axes.set_xticklabels([_short(token) for token in keys], rotation=90, parse_math=False)
         for axes in grid[:, 0]:
-            axes.set_yticklabels([_short(token) for token in queries])
-        figure.supxlabel("looks at")
+            axes.set_yticklabels([_short(token) for token in queries], parse_math=False)
+        rows_are, columns_are = AXES[kind]
+        figure.supylabel(rows_are)
+        figure.supxlabel(columns_are)
+        figure.colorbar(image, ax=grid, label="attention weight", fraction=0.05, pad=0.02, aspect=30)
+        if title:
+            figure.suptitle(_wrapped(title, characters=int(12 * width)), parse_math=False)
         return _save(figure, path)
 
 
@@ -99,7 +118,8 @@ def draw_positions(path: Path, *, length: int = 100, width: int = 128) -> Path:
     image = axes.imshow(waves.numpy(), cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
     axes.set_xlabel("dimension (even: sine, odd: cosine)")
     axes.set_ylabel("position")
-    figure.colorbar(image, ax=axes)
+    axes.set_title(f"Sinusoidal positions, {width} dimensions")
+    figure.colorbar(image, ax=axes, label="value")
     return _save(figure, path)
 
 
@@ -126,6 +146,15 @@ def _save(figure: Any, path: Path) -> Path:
         message = "%s: some characters have no font here and show as boxes; pip install 'heedful[plot]' brings Chinese"
         logging.getLogger("heedful").warning(message, path)
     return path
+
+
+def _wrapped(title: str, *, characters: int) -> str:
+    """Each line of a title within the width of the picture, in three at most. Wide characters count twice."""
+    lines: list[str] = []
+    for line in title.splitlines():
+        wide = sum(east_asian_width(letter) in "WF" for letter in line) > len(line) / 4
+        lines += wrap(line, max(20, characters // (2 if wide else 1)), max_lines=3, placeholder=" …")
+    return "\n".join(lines)
 
 
 def _short(token: str) -> str:

@@ -14,7 +14,7 @@ from heedful.serving.context import Context, clean, read_fields
 from heedful.serving.detection import detect
 from heedful.serving.engine import Settings
 from heedful.serving.limits import RefusedError, bearer
-from heedful.serving.models import NAMES, Translating
+from heedful.serving.models import NAMES, UNNAMED, Translating
 from heedful.translator import Translation
 
 MOST_ALTERNATIVES = 8
@@ -145,7 +145,9 @@ def _model(context: Context, source: str, target: str) -> Translating | None:
     known = {str(language["code"]) for language in context.models.languages()}
     for code in (source, target):
         if code not in known and code.partition("-")[0] not in known:
-            raise RefusedError(400, f"{code} is not supported")
+            unnamed = known.intersection(UNNAMED)
+            hint = "; a model here names no languages: ask for src and tgt, or start the server with --from and --to"
+            raise RefusedError(400, f"{code} is not supported{hint if unnamed else ''}")
     if source == target:
         return None
     raise RefusedError(400, f"{target} is not available as a target language from {source}")

@@ -1,9 +1,11 @@
 """The models that a server offers: loaded, found by language or name, swapped while it runs."""
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,9 +32,16 @@ NAMES = {
 }  # fmt: skip
 
 
+# What LibreTranslate's clients must ask for where neither the recipe nor the command line names the languages.
+UNNAMED = ("src", "tgt")
+CODE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]+)*")
+LONGEST_EXAMPLE = 300  # characters
+
+
 @dataclass(frozen=True)
 class Translating:
-    """A translator at work. Where the recipe names no languages they are called `src` and `tgt`."""
+    """A translator at work. Languages that are not known are called `src` and `tgt`. `example`: a sentence to begin
+    with, of those that were kept out of training."""
 
     name: str
     folder: Path
@@ -40,6 +49,12 @@ class Translating:
     target: str
     translator: Translator
     engine: Engine
+    example: str | None = None
+
+    @property
+    def named(self) -> bool:
+        """Whether both languages are known."""
+        return self.source != UNNAMED[0] and self.target != UNNAMED[1]
 
     def close(self) -> None:
         self.engine.close()
@@ -87,14 +102,30 @@ class EngineSettings:
 
 
 class Models:
-    def __init__(self, folders: Sequence[Path], settings: EngineSettings, watch: Callable[[str], Watch]) -> None:
-        self.settings, self._watch = settings, watch
+    """`languages`: the codes of source and target, for models whose recipes name none; "" leaves one unnamed."""
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        settings: EngineSettings,
+        watch: Callable[[str], Watch],
+        languages: tuple[str, str] = ("", ""),
+    ) -> None:
+        self.settings, self._watch, self._languages = settings, watch, languages
+        for code in filter(None, languages):
+            if not CODE.fullmatch(code):
+                raise ValueError(f"{code!r} is not a language code, such as en or pt-BR")
         self._changing = threading.Lock()
         self.folders = list(folders)
+        self._unnamed = False  # whether some recipe leaves a language open
         self.all: dict[str, Translating | Writing] = {}
         names = _names(self.folders)
         for folder, name in zip(self.folders, names, strict=True):
             self.all[name] = self._load(folder, name)
+        if any(languages) and not self._unnamed:
+            self.close()
+            known = ", ".join(f"{model.name} is {model.source} to {model.target}" for model in self.translating)
+            raise ValueError(f"no model here needs its languages named: {known or 'none is a translator'}")
 
     @property
     def translating(self) -> list[Translating]:
@@ -147,7 +178,14 @@ class Models:
             return Writing(name, folder, found)
         if not isinstance(found, Translator):
             raise ValueError(f"{folder}: models of the task {kind} are not served yet; use heedful predict")
-        languages = config.get("data", {})
+        given = config.get("data", {})
+        recipe = (given.get("source_language") or "", given.get("target_language") or "")
+        self._unnamed = self._unnamed or not all(recipe)
+        source, target = (
+            own or told or unnamed for own, told, unnamed in zip(recipe, self._languages, UNNAMED, strict=True)
+        )
+        if source != UNNAMED[0]:
+            found.language = source  # sentences end by the rules of a language
         engine = Engine(
             found,
             streams=self.settings.count(),
@@ -156,8 +194,17 @@ class Models:
             limit=self.settings.queue,
             watch=self._watch(name),
         )
-        source, target = languages.get("source_language") or "src", languages.get("target_language") or "tgt"
-        return Translating(name, folder, source, target, found, engine)
+        return Translating(name, folder, source, target, found, engine, _example(folder))
+
+
+def _example(folder: Path) -> str | None:
+    """The first source of test.tsv, which training writes, that is neither empty nor long; None without one."""
+    try:
+        with (folder / "test.tsv").open(encoding="utf-8", errors="replace") as lines:
+            sources = (line.partition("\t")[0].strip() for line in islice(lines, 100))
+            return next((source for source in sources if 0 < len(source) <= LONGEST_EXAMPLE), None)
+    except OSError:
+        return None
 
 
 def _speaks(asked: str, has: str) -> bool:

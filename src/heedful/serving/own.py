@@ -1,6 +1,7 @@
 """Heedful's own API: everything a translation can carry, and what the model looked at."""
 
 import math
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -58,20 +59,19 @@ class Asked(Body):
         )
 
     def requests(self, texts: list[str]) -> list[Text]:
-        try:
-            wanted, banned = [clean(one) for one in self.constraints], [clean(one) for one in self.avoid]
-            return [Text(clean(text), clean(self.target_prefix), wanted, banned) for text in texts]
-        except ValueError as error:
-            raise RefusedError(400, str(error)) from None
+        return [_request(text, self.target_prefix, self.constraints, self.avoid) for text in texts]
 
 
 class Inspected(Body):
-    """What to look into. `target_prefix` forces the beginning of the translation; it goes on from there."""
+    """What to look into. `target_prefix` forces the beginning of the translation; it goes on from there.
+    `constraints` and `avoid`: phrases that it must and must not contain."""
 
     text: str = Field(max_length=MOST_INSPECTED)
     model: str = ""
     num_beams: int = Field(4, ge=1, le=8)
     target_prefix: str = Field("", max_length=MOST_INSPECTED)
+    constraints: Phrases = []
+    avoid: Phrases = []
 
 
 class Looked(Body):
@@ -128,15 +128,15 @@ def routes(context: Context) -> APIRouter:
 
         Of a text that is translated in parts, all this is of the first; `part` says which of how many, and its text."""
         context.keys.check(bearer(request.headers))
-        text = clean(asked.text)
-        context.check_size([text])
+        wanted = _request(asked.text, asked.target_prefix, asked.constraints, asked.avoid)
+        context.check_size([wanted.text])
         model = _translating(context, asked.model)
-        first, *others = model.translator.parts(text)
+        first, *others = parts_of(model.translator, wanted)
         size = len(model.translator.source.encode([first])[0])
         if size > MOST_TOKENS:
             raise RefusedError(400, f"too long to look inside: {size} tokens are more than {MOST_TOKENS}")
         settings = Settings(GenerationConfig(num_beams=asked.num_beams), history=True)
-        (found,) = await context.translate(request, model, [Text(first, clean(asked.target_prefix))], settings)
+        (found,) = await context.translate(request, model, [replace(wanted, text=first)], settings)
         seen = await run_in_threadpool(inspected, model.translator, first, found, parts=1 + len(others))
         return {**seen, "warnings": ["only the first part of this long text is shown inside"] if others else []}
 
@@ -150,9 +150,21 @@ def routes(context: Context) -> APIRouter:
     return router
 
 
+def _request(text: str, prefix: str, required: list[str], banned: list[str]) -> Text:
+    try:
+        return Text(clean(text), clean(prefix), [clean(one) for one in required], [clean(one) for one in banned])
+    except ValueError as error:
+        raise RefusedError(400, str(error)) from None
+
+
+def parts_of(translator: Translator, request: Text) -> list[str]:
+    """The parts in which a request is translated; sentences stay together where something must be written."""
+    return translator.parts(request.text, split=False if request.prefix or request.required else None)
+
+
 def _described(model: Translating | Writing) -> dict[str, Any]:
     if isinstance(model, Writing):
-        return {"name": model.name, "kind": "language model"}
+        return {"name": model.name, "kind": "language model", "example": None}
     crosses = [module for module in model.translator.models[0].modules() if isinstance(module, CrossAttention)]
     return {
         "name": model.name,
@@ -162,6 +174,7 @@ def _described(model: Translating | Writing) -> dict[str, Any]:
         "layers": len(crosses),
         "heads": crosses[0].query.out_features // crosses[0].head if crosses else 0,
         "waiting": model.engine.waiting,
+        "example": model.example,
     }
 
 

@@ -1,13 +1,14 @@
-"""The page: three files of our own, served as they are, or put together into one."""
+"""The page, and /docs: files of our own, served as they are; the page is also put together into one file."""
 
 import json
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
-KINDS = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 # Nothing from elsewhere, and no page of others around it.
 SAFE = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
@@ -24,6 +25,10 @@ def routes() -> APIRouter:
     async def index() -> Response:
         return _file("page.html")
 
+    @router.get("/docs")
+    async def reference() -> Response:
+        return _file("docs.html")
+
     @router.get("/page.css")
     async def style() -> Response:
         return _file("page.css")
@@ -31,6 +36,10 @@ def routes() -> APIRouter:
     @router.get("/page.js")
     async def script() -> Response:
         return _file("page.js")
+
+    @router.get("/docs.js")
+    async def reference_script() -> Response:
+        return _file("docs.js")
 
     return router
 
@@ -49,4 +58,4 @@ def _read(name: str) -> str:
 
 
 def _file(name: str) -> Response:
-    return Response(_read(name), media_type=KINDS[name], headers=SAFE)
+    return Response(_read(name), media_type=KINDS[Path(name).suffix], headers=SAFE)

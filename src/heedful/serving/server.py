@@ -30,7 +30,8 @@ def create_app(context: Context) -> FastAPI:
         yield
         context.models.close()
 
-    app = FastAPI(title="Heedful", version=__version__, lifespan=life)
+    # FastAPI's own /docs loads its scripts from a CDN; ours is in page.py.
+    app = FastAPI(title="Heedful", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
     context.metrics.follow_queue(lambda: sum(model.engine.waiting for model in context.models.translating))
     for part in (libretranslate, openai, own):
         app.include_router(part.routes(context))

@@ -19,34 +19,51 @@ const svg = (tag, attributes, text = "") => {
 const WORDS = {
   en: {
     model: "Model", key: "API key", theme: "Light / dark", source: "Text to translate", translation: "Translation",
-    shading: "The darker a word, the surer the model. Point at a word to see where it comes from.",
-    alternatives: "Other ways to say it", prompt: "Prompt", temperature: "Temperature", length: "Tokens", goOn: "Continue",
-    stop: "Stop", nextTokens: "What would come next", kind: "Attention", layer: "Layer", head: "Head", map: "Heat map",
-    lines: "Lines", allHeads: "All heads; choose one", tree: "The beam as a tree", tokens: "Tokens",
+    shading: "The stronger the shading of a word, the more confident the model. Point at a word to see where it comes from.",
+    alternatives: "Alternatives", prompt: "Prompt", temperature: "Temperature", length: "Tokens", goOn: "Continue",
+    stop: "Stop", nextTokens: "Likely next tokens", kind: "Attention", layer: "Layer", head: "Head", map: "Heat map",
+    lines: "Lines", allHeads: "All heads (choose one)", tree: "The beam as a tree", tokens: "Tokens",
     attention: "Attention", steps: "Steps", positions: "Positions", cross: "target to source", encoder: "source to source",
     decoder: "target to target", own: "text to text",
-    stepHint: "The likeliest next tokens at each step. Choose one to force it: the model goes on from there.",
-    positionHint: "The waves that tell each position from the others: a row for each token, a column for each dimension.",
-    forced: "Forced", free: "Let it choose freely", looks: "looks at", sourceTokens: "Source", targetTokens: "Target",
+    stepHint: "The most likely next tokens at each step. Choose one to force it; the model continues from there.",
+    positionHint: "The sinusoids that tell positions apart: one row per token, one column per dimension.",
+    forced: "Forced", free: "Let the model choose", looks: "attends to", sourceTokens: "Source", targetTokens: "Target",
     probability: "probability", step: "step", noWeights: "This model's attention has no weights to show.",
+    copy: "Copy", copied: "Copied", notCopied: "The browser does not allow copying", share: "Copy link", api: "API",
+    linkCopied: "Link copied", linkShown: "The link is in the address bar", beams: "Beam size", glossary: "Glossary",
+    glossaryHint: "One phrase per line.", required: "Phrases the translation must contain",
+    avoid: "Phrases the translation must not contain", weight: "Attention weight",
+    axes_cross: "(rows: target tokens being predicted; columns: source tokens)",
+    axes_encoder: "(rows and columns: source tokens)", axes_decoder: "(rows and columns: target tokens read)",
+    axes_own: "(rows and columns: tokens of the text)", noModel: "The link asks for the model “{name}”, which is not served here.",
     part: "The text was translated in {count} parts. This is part {number}: “{text}”",
   },
   zh: {
     model: "模型", key: "API 密钥", theme: "浅色 / 深色", source: "要翻译的文本", translation: "译文",
-    shading: "颜色越深，模型越有把握。指向一个词，可以看到它来自哪里。",
+    shading: "词的底色越浓，模型越有把握。指向一个词，可以看到它来自哪里。",
     alternatives: "其他译法", prompt: "提示", temperature: "温度", length: "词元数", goOn: "继续写", stop: "停止",
     nextTokens: "接下来可能是", kind: "注意力", layer: "层", head: "头", map: "热力图", lines: "连线", allHeads: "所有的头，可选择",
     tree: "束搜索树", tokens: "词元", attention: "注意力", steps: "步骤", positions: "位置", cross: "译文看原文",
     encoder: "原文看原文", decoder: "译文看译文", own: "文本看文本",
     stepHint: "每一步最可能的词元。选择一个，模型就从那里继续。",
     positionHint: "用来区分各个位置的波：每个词元一行，每个维度一列。",
-    forced: "已指定", free: "让模型自由选择", looks: "看着", sourceTokens: "原文", targetTokens: "译文", probability: "概率", step: "步",
+    forced: "已指定", free: "让模型自由选择", looks: "关注", sourceTokens: "原文", targetTokens: "译文", probability: "概率", step: "步",
     noWeights: "这个模型的注意力没有可以显示的权重。",
+    copy: "复制", copied: "已复制", notCopied: "浏览器不允许复制", share: "复制链接", api: "API", linkCopied: "链接已复制",
+    linkShown: "链接在地址栏中", beams: "束宽", glossary: "术语表", glossaryHint: "每行一个短语。", required: "译文必须包含的短语",
+    avoid: "译文不得包含的短语", weight: "注意力权重", axes_cross: "（行：正在预测的译文词元；列：原文词元）",
+    axes_encoder: "（行和列：原文词元）", axes_decoder: "（行和列：已读入的译文词元）", axes_own: "（行和列：文本的词元）",
+    noModel: "链接要求的模型“{name}”不在这台服务器上。",
     part: "文本分为 {count} 部分翻译。这是第 {number} 部分：“{text}”",
   },
 };
-const state = { language: "en", data: null, translation: null, kind: "cross", layer: 0, head: 0, prefix: "", tab: "tokens", turn: 0, models: [] };
-const say = (name) => WORDS[state.language][name] || name;
+// `placed`: the head that aligns was shown once, and from then on the head is the reader's choice. `example`: the text
+// that was filled in and not by the reader. `missing`: the model that a link asks for and that is not here.
+const state = {
+  language: "en", data: null, translation: null, kind: "cross", layer: 0, head: 0, placed: false, prefix: "", tab: "attention",
+  turn: 0, models: [], example: "", missing: "",
+};
+const say = (name, values = {}) => (WORDS[state.language][name] || name).replace(/\{(\w+)\}/g, (_, key) => values[key]);
 const model = () => state.models.find((one) => one.name === $("model").value);
 const isWriter = () => model() && model().kind === "language model";
 
@@ -60,8 +77,61 @@ async function ask(path, body) {
 }
 
 function problem(text) {
-  $("problem").textContent = text;
-  $("problem").hidden = !text;
+  const whole = [state.missing && say("noModel", { name: state.missing }), text].filter(Boolean).join(" ");
+  $("problem").textContent = whole;
+  $("problem").hidden = !whole;
+}
+
+// --- copying, and links that hold what is on the page; they are read by the page, not sent to a server
+
+let telling = 0;
+function tell(text) {
+  $("status").textContent = text;
+  clearTimeout(telling);
+  telling = setTimeout(() => { $("status").textContent = ""; }, 4000);
+}
+
+async function copy(text, done, failed) {
+  let copied = true;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch { // over plain HTTP from another computer there is no clipboard
+    const focused = document.activeElement, field = make("textarea");
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    copied = document.execCommand("copy");
+    field.remove();
+    focused.focus();
+  }
+  tell(say(copied ? done : failed));
+}
+
+function link() {
+  const asked = new URLSearchParams({ text: $(isWriter() ? "prompt" : "source").value, model: $("model").value });
+  if (isWriter()) {
+    for (const name of ["temperature", "length"]) asked.set(name, $(name).value);
+  } else {
+    asked.set("beams", beams());
+    for (const name of ["required", "avoid"]) phrases(name).forEach((phrase) => asked.append(name, phrase));
+  }
+  return `${location.href.split("#")[0]}#${asked}`;
+}
+
+// Once the address holds a link, it follows what is on the page.
+const follow = () => { if (location.hash) history.replaceState(null, "", link()); };
+
+function readLink() {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  if (!asked.has("text") && !asked.has("model")) return false;
+  const wanted = asked.get("model"), known = state.models.some((one) => one.name === wanted);
+  if (known) $("model").value = wanted;
+  state.missing = wanted && !known ? wanted : "";
+  $(isWriter() ? "prompt" : "source").value = asked.get("text") || "";
+  for (const name of ["beams", "temperature", "length"]) if (asked.has(name)) $(name).value = asked.get(name);
+  for (const name of ["required", "avoid"]) $(name).value = asked.getAll(name).join("\n");
+  $("glossary").open = asked.has("required") || asked.has("avoid");
+  return true;
 }
 
 // --- translating
@@ -71,31 +141,50 @@ function later() {
   clearTimeout(timer);
   timer = setTimeout(() => { state.prefix = ""; translate(); }, 250);
 }
+const beams = () => Math.min(8, Math.max(1, Math.round(Number($("beams").value)) || 4));
+const phrases = (name) => $(name).value.split("\n").map((line) => line.trim()).filter(Boolean);
 
 async function translate() {
   const text = $("source").value, turn = ++state.turn;
+  follow();
   if (!text.trim()) {
     state.translation = state.data = null;
     problem("");
+    $("inside").setAttribute("aria-busy", "false");
     showAll();
     return;
   }
+  $("inside").setAttribute("aria-busy", "true");
   try {
-    const asked = { text, model: $("model").value, num_return_sequences: 4, target_prefix: state.prefix };
-    const answer = await ask("api/translate", asked);
+    const asked = {
+      text, model: $("model").value, num_beams: beams(), target_prefix: state.prefix, constraints: phrases("required"),
+      avoid: phrases("avoid"),
+    };
+    const answer = await ask("api/translate", { ...asked, num_return_sequences: Math.min(4, beams()) });
     if (turn !== state.turn) return;
     state.translation = answer.translations[0];
     problem(state.translation.warnings.join("; "));
     showTranslation();
     state.data = null;
-    const data = await ask("api/inspect", { text, model: $("model").value, target_prefix: state.prefix });
+    const data = await ask("api/inspect", asked);
     if (turn !== state.turn) return;
     state.data = data;
+    place();
     showInside();
   } catch (error) {
-    if (turn === state.turn) problem(error.message);
-    if (turn === state.turn) showInside();
+    if (turn !== state.turn) return;
+    problem(error.message);
+    showInside();
   }
+  $("inside").setAttribute("aria-busy", "false");
+}
+
+// Of all heads, the one that says which word comes from which is the one to look at first.
+function place() {
+  if (state.placed || !state.data.aligner) return;
+  [state.layer, state.head] = state.data.aligner;
+  state.kind = "cross";
+  state.placed = true;
 }
 
 // Chinese, Japanese and some other scripts put no space after a word.
@@ -106,6 +195,8 @@ function showTranslation() {
   target.replaceChildren();
   words.replaceChildren();
   $("alternatives").replaceChildren();
+  $("copy").disabled = !found;
+  $("alternatives-label").hidden = Boolean(found) && !found.alternatives.length;
   if (!found) return;
   const links = found.alignment || [], sources = found.source_words;
   const shown = sources.map((word) => make("span", word));
@@ -160,11 +251,12 @@ function showInside() {
   showTabs();
   const part = state.data && state.data.part;
   $("part").hidden = !part || part.count === 1;
-  $("part").textContent = part ? say("part").replace(/\{(\w+)\}/g, (_, key) => part[key]) : "";
+  $("part").textContent = part ? say("part", part) : "";
+  $("legend").hidden = true;
   if (!state.data) {
     for (const id of ["tokens", "heads", "lines", "candidates", "tree"]) $(id).replaceChildren();
     for (const id of ["map", "waves"]) $(id).width = $(id).height = 0;
-    $("cell").textContent = "";
+    $("cell").textContent = $("axes").textContent = "";
     return;
   }
   ({ tokens: showTokens, attention: showAttention, steps: showSteps, positions: showPositions })[state.tab]();
@@ -204,9 +296,13 @@ function showAttention() {
     for (const name of ["kind", "layer", "head", "lines", "heads"]) $(name).replaceChildren();
     $("map").width = $("map").height = 0;
     $("cell").textContent = say("noWeights");
+    $("axes").textContent = "";
+    $("legend").hidden = true;
     return;
   }
   $("cell").textContent = "";
+  $("axes").textContent = say(`axes_${state.kind}`);
+  $("legend").hidden = false;
   state.layer = Math.min(state.layer, weights.length - 1);
   state.head = Math.min(state.head, weights[0].length - 1);
   fill($("kind"), kinds.map((kind) => [kind, say(kind)]), state.kind);
@@ -219,7 +315,18 @@ function showAttention() {
 
 const colour = (weight) => `rgba(${getComputedStyle(document.documentElement).getPropertyValue("--blue")}, ${weight})`;
 const front = () => getComputedStyle(document.documentElement).getPropertyValue("--front");
-const short = (text) => { const seen = visible(text); return seen.length > 12 ? seen.slice(0, 11) + "…" : seen; };
+// Letters differ in width, Chinese ones most: what fits is measured.
+const ruler = document.createElement("canvas").getContext("2d");
+function wide(text, weight = 400, size = 13) {
+  ruler.font = `${weight} ${size}px ${getComputedStyle(document.body).fontFamily}`;
+  return ruler.measureText(text).width;
+}
+function fit(text, width, weight = 400, size = 13) {
+  const all = [...visible(text)], letters = all.slice(0, 80);
+  if (letters.length === all.length && wide(letters.join(""), weight, size) <= width) return letters.join("");
+  while (letters.length > 1 && wide(`${letters.join("")}…`, weight, size) > width) letters.pop();
+  return `${letters.join("")}…`;
+}
 
 function drawMap() {
   const { queries, keys, weights } = attention(), chosen = weights[state.layer][state.head], canvas = $("map");
@@ -231,7 +338,8 @@ function drawMap() {
   canvas.style.height = `${height}px`;
   const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);
-  pen.font = `${Math.min(13, size - 2)}px system-ui, sans-serif`;
+  const letter = Math.min(13, size - 2), room = labels - 8;
+  pen.font = `${letter}px ${getComputedStyle(document.body).fontFamily}`;
   pen.textBaseline = "middle";
   chosen.forEach((row, y) => row.forEach((weight, x) => {
     pen.fillStyle = colour(weight);
@@ -239,13 +347,13 @@ function drawMap() {
   }));
   if (labels) {
     pen.fillStyle = front();
-    queries.forEach((token, y) => { pen.textAlign = "right"; pen.fillText(short(token), labels - 4, labels + (y + 0.5) * size); });
+    queries.forEach((token, y) => { pen.textAlign = "right"; pen.fillText(fit(token, room, 400, letter), labels - 4, labels + (y + 0.5) * size); });
     keys.forEach((token, x) => {
       pen.save();
       pen.translate(labels + (x + 0.5) * size, labels - 4);
       pen.rotate(-Math.PI / 2);
       pen.textAlign = "left";
-      pen.fillText(short(token), 0, 0);
+      pen.fillText(fit(token, room, 400, letter), 0, 0);
       pen.restore();
     });
   }
@@ -266,8 +374,8 @@ function drawLines() {
     if (weight < 0.05) return;
     picture.append(svg("line", { x1: 130, y1: y * step + 14, x2: 250, y2: x * step + 14, "stroke-width": (3 * weight).toFixed(2), opacity: Math.min(1, weight + 0.1).toFixed(2) }));
   }));
-  queries.forEach((token, y) => picture.append(svg("text", { x: 124, y: y * step + 18, "text-anchor": "end" }, short(token))));
-  keys.forEach((token, x) => picture.append(svg("text", { x: 256, y: x * step + 18 }, short(token))));
+  queries.forEach((token, y) => picture.append(svg("text", { x: 124, y: y * step + 18, "text-anchor": "end" }, fit(token, 120))));
+  keys.forEach((token, x) => picture.append(svg("text", { x: 256, y: x * step + 18 }, fit(token, 120))));
   $("lines").replaceChildren(picture);
 }
 
@@ -319,7 +427,7 @@ function showSteps() {
     const candidates = state.data.history[step].filter((one) => one.parent === parent).sort((a, b) => b.log_prob - a.log_prob);
     for (const one of candidates.slice(0, 8)) {
       const p = Math.exp(one.log_prob), is = token === null ? one.ended : one.token === token;
-      const button = make("button", "", { type: "button", "aria-current": is, "data-step": step });
+      const button = make("button", "", { type: "button", "aria-current": is, "data-step": step, title: visible(one.text) });
       button.append(make("span", visible(one.text)), make("span", p.toFixed(3)));
       button.style.setProperty("--p", `${(100 * p).toFixed(1)}%`);
       button.disabled = Boolean(given) || one.text === "</s>";
@@ -333,23 +441,29 @@ function showSteps() {
 }
 
 function drawTree(path) {
-  const history = state.data.history, wide = 96, high = 24, best = new Set(path.map(({ chosen }) => chosen));
-  const widest = Math.max(1, ...history.map((step) => step.filter((one) => one.beam !== null || one.ended).length));
-  const picture = svg("svg", { width: wide * (history.length + 1), height: high * (widest + 1), role: "img", "aria-label": say("tree") });
-  let places = new Map([[0, 0.5 * high + 6]]);
-  picture.append(svg("text", { x: 4, y: 0.5 * high + 10 }, "<s>"));
-  history.forEach((step, number) => {
-    const next = new Map();
-    step.filter((one) => one.beam !== null || one.ended).forEach((one, row) => {
-      const y = row * high + 0.5 * high + 6, x = (number + 1) * wide;
-      const from = places.get(one.parent);
+  const high = 24, gap = 34, most = 110, best = new Set(path.map(({ chosen }) => chosen));
+  const steps = state.data.history.map((step) => step.filter((one) => one.beam !== null || one.ended));
+  const weight = (one) => (best.has(one) ? 700 : 400);
+  const picture = svg("svg", { height: high * (Math.max(1, ...steps.map((step) => step.length)) + 1), role: "img", "aria-label": say("tree") });
+  const place = (row) => row * high + 0.5 * high + 6;
+  let end = 4 + wide("<s>"); // where the column before ends: each is as wide as its widest token
+  let places = new Map([[0, { x: end, y: place(0) }]]);
+  picture.append(svg("text", { x: 4, y: place(0) + 4 }, "<s>"));
+  for (const step of steps) {
+    const next = new Map(), x = end + gap, texts = step.map((one) => fit(one.text, most, weight(one)));
+    step.forEach((one, row) => {
+      const y = place(row), from = places.get(one.parent), length = wide(texts[row], weight(one));
       const mark = best.has(one) ? { "stroke-width": 2.5 } : { "stroke-width": 1, class: "dim" };
-      if (from !== undefined) picture.append(svg("path", { d: `M${x - 30} ${from} C${x - 14} ${from} ${x - 18} ${y} ${x - 4} ${y}`, ...mark }));
-      picture.append(svg("text", { x, y: y + 4, class: best.has(one) ? "" : "dim", "font-weight": best.has(one) ? 700 : 400 }, short(one.text).slice(0, 8)));
-      if (one.beam !== null) next.set(one.beam, y);
+      if (from) picture.append(svg("path", { d: `M${from.x + 4} ${from.y} H${x - gap + 4} C${x - 14} ${from.y} ${x - 18} ${y} ${x - 4} ${y}`, ...mark }));
+      const text = svg("text", { x, y: y + 4, class: best.has(one) ? "" : "dim", "font-weight": weight(one) }, texts[row]);
+      text.append(svg("title", {}, visible(one.text)));
+      picture.append(text);
+      end = Math.max(end, x + length);
+      if (one.beam !== null) next.set(one.beam, { x: x + length, y });
     });
     places = next;
-  });
+  }
+  picture.setAttribute("width", Math.ceil(end) + 8);
   $("tree").replaceChildren(picture);
 }
 
@@ -401,10 +515,12 @@ async function goOn() {
   }
   $("stop").disabled = true;
   $("go-on").disabled = false;
+  $("copy-continuation").disabled = !$("continuation").textContent;
 }
 
 async function lookAhead() {
   const turn = ++state.turn;
+  follow();
   try {
     const data = await ask("api/next", { text: $("prompt").value, model: $("model").value });
     if (turn !== state.turn) return;
@@ -433,12 +549,18 @@ function showAll() {
   showInside();
 }
 
+// Shows the chosen model, with the sentence it brings unless there is one of the reader's, or about to be.
 function choose() {
   state.data = state.translation = null;
   state.prefix = "";
+  state.placed = false;
+  if (!isWriter() && $("source").value === state.example && document.activeElement !== $("source")) {
+    state.example = (model() && model().example) || "";
+    $("source").value = state.example;
+  }
   showAll();
   if (isWriter()) lookAhead();
-  else if ($("source").value) translate();
+  else translate();
 }
 
 async function start() {
@@ -451,26 +573,37 @@ async function start() {
     $("source").readOnly = true;
     state.data = given.inspected;
     state.translation = given.translation;
-    if (given.inspected.aligner) [state.layer, state.head] = given.inspected.aligner;
-    state.tab = "attention";
+    place();
+    showAll();
   } else {
     try {
       $("key-field").hidden = !(await ask("frontend/settings")).keyRequired;
       state.models = await ask("api/models");
     } catch (error) {
       problem(error.message);
+      showAll();
+      return;
     }
-    fill($("model"), state.models.map((one) => [one.name, one.source ? `${one.name} (${one.source} → ${one.target})` : one.name]), state.models.length ? state.models[0].name : "");
+    problem("");
+    fill($("model"), state.models.map((one) => [one.name, languages(one)]), state.models.length ? state.models[0].name : "");
+    readLink();
+    choose();
   }
-  showAll();
-  if (isWriter()) lookAhead();
 }
+const languages = ({ name, source, target }) => (source && source !== "src" ? `${name} (${source} → ${target})` : name);
 
-$("source").addEventListener("input", later);
+for (const id of ["source", "beams", "required", "avoid"]) $(id).addEventListener("input", later);
+$("copy").addEventListener("click", () => copy(state.translation.text, "copied", "notCopied"));
+$("copy-continuation").addEventListener("click", () => copy($("continuation").textContent, "copied", "notCopied"));
+$("share").addEventListener("click", () => {
+  history.replaceState(null, "", link());
+  copy(location.href, "linkCopied", "linkShown");
+});
+window.addEventListener("hashchange", () => { if (!given && readLink()) choose(); });
 $("prompt").addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(lookAhead, 300); });
 $("go-on").addEventListener("click", goOn);
 $("stop").addEventListener("click", () => stopping && stopping.abort());
-$("model").addEventListener("change", choose);
+$("model").addEventListener("change", () => { state.missing = ""; choose(); });
 $("key").addEventListener("change", start);
 $("kind").addEventListener("change", (event) => { state.kind = event.target.value; showAttention(); });
 $("layer").addEventListener("change", (event) => { state.layer = Number(event.target.value); showAttention(); });
