@@ -59,7 +59,24 @@ ROPE_3 = {
     "original_max_position_embeddings": 16,
 }
 
+# Sizes that enter our kernels: heads of 16, widths that are multiples of it; 3 x 11 target tokens are rows enough.
+WIDE_STACKS = {
+    **TWO_STACKS,
+    "d_model": 64,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 80,
+}
+WIDE_T5 = {**T5, "d_model": 64, "d_kv": 16, "d_ff": 48, "num_heads": 4}
+WIDE_STACK = {**ONE_STACK, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 48}
+
 SEQ2SEQ = {
+    "marian-kernels": lambda: hf.MarianMTModel(
+        hf.MarianConfig(**WIDE_STACKS, scale_embedding=True, activation_function="relu")
+    ),
+    "bart-kernels": lambda: hf.BartForConditionalGeneration(hf.BartConfig(**WIDE_STACKS)),
+    "t5-kernels": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**WIDE_T5, decoder_start_token_id=0)),
     "marian": lambda: hf.MarianMTModel(hf.MarianConfig(**TWO_STACKS, scale_embedding=True, activation_function="relu")),
     "marian-two-vocabularies": lambda: hf.MarianMTModel(
         hf.MarianConfig(**TWO_STACKS, decoder_vocab_size=VOCAB + 2, share_encoder_decoder_embeddings=False)
@@ -71,6 +88,10 @@ SEQ2SEQ = {
     ),
 }
 CAUSAL = {
+    "gpt2-kernels": lambda: hf.GPT2LMHeadModel(
+        hf.GPT2Config(vocab_size=VOCAB, n_embd=64, n_layer=3, n_head=4, n_positions=41, n_inner=48)
+    ),
+    "llama-kernels": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**WIDE_STACK)),
     "gpt2": lambda: hf.GPT2LMHeadModel(
         hf.GPT2Config(vocab_size=VOCAB, n_embd=30, n_layer=3, n_head=5, n_positions=41, n_inner=17)
     ),
@@ -80,6 +101,7 @@ CAUSAL = {
     ),
 }
 PRETRAINED = {
+    "bert-kernels": lambda: hf.BertForPreTraining(hf.BertConfig(**WIDE_STACK)),
     "bert": lambda: hf.BertForPreTraining(hf.BertConfig(**ONE_STACK)),
     "roberta": lambda: hf.RobertaForMaskedLM(hf.RobertaConfig(**ONE_STACK)),
     "albert": lambda: hf.AlbertForPreTraining(hf.AlbertConfig(**ONE_STACK, embedding_size=11)),
@@ -204,7 +226,7 @@ def test_pretrained_encoders(name, tmp_path):
     assert torch.allclose(found[valid], logits[valid], atol=1e-5, rtol=1e-5)
     first, second = logits[valid].log_softmax(-1)[..., 3].sum(), found[valid].log_softmax(-1)[..., 3].sum()
     if name != "roberta":
-        wanted = expected.seq_relationship_logits if name == "bert" else expected.sop_logits
+        wanted = expected.seq_relationship_logits if name.startswith("bert") else expected.sop_logits
         sentence = ours.predict("next_sentence", states)
         assert torch.allclose(sentence, wanted, atol=1e-5, rtol=1e-5)
         first, second = first + wanted[:, 0].sum(), second + sentence[:, 0].sum()
