@@ -46,7 +46,7 @@ def test_as_many_lines_out_as_in_whatever_is_in_them(place):
     code, out, said = heedful(place, "translate", "a", stdin=lines)
     assert code == 0, said
     assert out.count("\n") == 7 and out.split("\n")[1] == "" and out.split("\n")[4] == ""
-    assert "line 4 is not UTF-8; what cannot be read is replaced" in said
+    assert "line 4 is not valid UTF-8; invalid bytes are replaced" in said
     assert "line 6: too long for the model: translated in" in said
 
 

@@ -52,7 +52,7 @@ def test_keys_change_on_the_command_line():
             "task causal_lm trains language-model models, and encoder_decoder is not one",
         ),
         ("tiny", ["task=translaton"], "task: unknown task 'translaton'; did you mean 'translation'?"),
-        ("tiny", ["tokenizer.joint=false"], "two vocabularies cannot share one table; set model.tie=output"),
+        ("tiny", ["tokenizer.joint=false"], "two vocabularies cannot share one embedding table; set model.tie=output"),
         (
             "char-gpt",
             ["training.metric=bleu"],
