@@ -135,7 +135,7 @@ def test_moses_n_best(place):
 def test_json_lines_pass_through_what_they_do_not_know(place):
     lines = '{"text": "a b", "id": 7, "target_prefix": "j"}\n{"text": "c d", "avoid": ["c"]}\nnot json\n'
     code, out, said = heedful(place, "translate", "a", "--input-format", "jsonl", stdin=lines.encode())
-    assert code == 1 and "line 3: not a JSON object with a text" in said
+    assert code == 1 and "line 3: not a JSON object with a text field" in said
     first, second, third = (json.loads(line) for line in out.splitlines())
     assert first["id"] == 7 and first["sentence_id"] == 0 and first["translation"].startswith("j")
     assert "c" not in second["translation"] and third["error"]
@@ -213,7 +213,7 @@ MISTAKES = {
     "format": (["translate", "a", "--format", "xml"], "format 'xml' is not one of plain, nbest, jsonl, pharaoh"),
     "too many": (["translate", "a", "--n-best", "9"], "num_return_sequences 9 is more than num_beams 4"),
     "no test": (["evaluate", "a", "missing.tsv"], "there is no file missing.tsv"),
-    "only a model": (["evaluate", "a"], "give a model folder and a test file"),
+    "only a model": (["evaluate", "p.tsv"], "give a model folder and a test file"),
     "only a model to score": (["score", "a"], "give one or two model folders and a file of pairs"),
     "empty test": (["evaluate", "a", "empty.tsv"], "empty.tsv has no usable pair"),
 }

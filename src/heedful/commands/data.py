@@ -66,7 +66,7 @@ def report_table(report: dict[str, Any]) -> "Table":
     table.add_row("usable", f"{report['usable']:,}", "")
     for side in report["sides"]:
         half, most, nearly, longest = side["quantiles"]
-        lengths = f"half have up to {half} words, 90 % {most}, 99 % {nearly}, the longest {longest}"
+        lengths = f"words per line: median {half}, 90 % up to {most}, 99 % up to {nearly}, longest {longest}"
         table.add_row(f"{side['name']} words", f"{side['words']:,}", lengths)
     for name, found in report["labels"].items():
         most = sorted(found.items(), key=lambda pair: -pair[1])[:8]

@@ -193,7 +193,7 @@ def _object(line: str, as_json: bool) -> dict[str, Any]:
     except json.JSONDecodeError:
         data = None
     if not isinstance(data, dict) or not isinstance(data.get("text"), str):
-        return {"text": "", "error": "not a JSON object with a text"}
+        return {"text": "", "error": "not a JSON object with a text field"}
     for key in ("constraints", "avoid"):
         if not isinstance(data.get(key, []), list):
             return {"text": "", "error": f"{key} is not a list of phrases"}

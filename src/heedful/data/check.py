@@ -154,7 +154,7 @@ def _oddities(line: Line, exact: set[tuple[str, ...]], nearly: set[str], pairs: 
     if line.texts in exact:
         found.append("also in validation or test")
     elif nearly and near(line.texts[first]) in nearly:
-        found.append("source nearly as in validation or test")
+        found.append("source almost the same as in validation or test")
     return found
 
 
