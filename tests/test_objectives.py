@@ -64,3 +64,21 @@ def test_a_broken_number_is_seen():
     states[3, 2] = torch.nan
     weight = torch.randn(5, 8, requires_grad=True)
     assert vocabulary_cross_entropy(states, weight, None, torch.zeros(9, dtype=torch.long)).total.isnan()
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 0.5])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_the_loss_without_smoothing_is_known_beside_the_smoothed_one(smoothing, with_bias):
+    torch.manual_seed(0)
+    states, weight, targets = (
+        torch.randn(391, 16, requires_grad=True),
+        torch.randn(307, 16),
+        torch.randint(0, 307, (391,)),
+    )
+    bias = torch.randn(307) if with_bias else None
+    logits = torch.nn.functional.linear(states, weight, bias)
+    wanted = torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
+    assert cross_entropy(logits, targets, smoothing=smoothing).plain.item() == pytest.approx(wanted, rel=1e-5)
+    chunked = vocabulary_cross_entropy(states, weight, bias, targets, smoothing=smoothing)
+    assert chunked.plain.item() == pytest.approx(wanted, rel=1e-5)
+    assert vocabulary_cross_entropy(states, weight, bias, targets).plain is None

@@ -9,10 +9,10 @@ import heedful
 from heedful.data.prepare import Inputs
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.shortlist import Shortlist
+from heedful.decoding.writer import Request
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
 from heedful.translator import Translator, load
-from heedful.writer import Request
 from tests.corpora import SMALL, pairs
 
 GREEDY = GenerationConfig(num_beams=1)
@@ -293,3 +293,28 @@ def test_a_model_that_read_several_sentences_a_line_is_given_them(folder, tmp_pa
     assert not load(tmp_path / "copy").split
     (tmp_path / "copy" / "sentences.json").unlink()
     assert load(tmp_path / "copy").split
+
+
+def test_options_go_by_keyword_under_either_spelling(translator):
+    wanted = translator.translate("a b c d", GenerationConfig(num_beams=3, num_return_sequences=2))
+    for options in ({"num_beams": 3, "num_return_sequences": 2}, {"beam_size": 3, "n_best": 2}):
+        found = translator.translate("a b c d", **options)
+        assert found.text == wanted.text and len(found.alternatives) == 1
+    assert len(translator.translate("a b c", n_best=3).alternatives) == 2  # as many beams as it takes
+    with pytest.raises(ValueError, match="num_beams: input should be greater than or equal to 1, not 0"):
+        translator.translate("a", beam_size=0)
+    with pytest.raises(TypeError, match="beems"):
+        translator.translate("a", beems=3)
+
+
+def test_it_says_what_it_is(translator):
+    assert repr(translator).startswith("<Translator: ") and "parameters, vocabulary 27" in repr(translator)
+
+
+def test_training_from_python_gives_what_load_gives(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
+    corpus = pairs(tmp_path / "p.tsv", 60)
+    changes = {"training.steps": 3, "model.width": 16, "tokenizer.kind": "character", "training.samples": 0}
+    found = heedful.train(corpus, out=tmp_path / "run", changes=changes)
+    assert isinstance(found, Translator) and isinstance(found.translate("a b").text, str)
+    assert (tmp_path / "run" / "model.safetensors").exists()

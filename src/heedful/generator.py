@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from heedful.checkpoint import load_model
+from heedful.config import did_you_mean
+from heedful.data.batches import cut
 from heedful.data.corpus import Line, read_texts
 from heedful.data.prepare import load_tokenizers
 from heedful.decoding.beam import Hypothesis, search
 from heedful.decoding.diverse import diverse_search
-from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.generation import GenerationConfig, with_options
 from heedful.decoding.rules import Rules
 from heedful.decoding.sampling import sample
 from heedful.decoding.stepper import PromptStepper
@@ -26,6 +29,7 @@ from heedful.decoding.stops import Stops, until
 from heedful.model.architecture import LanguageModel
 from heedful.text.tokenizer import Tokenizer
 
+BATCH_TOKENS = 2048  # of prompts, times beams, continued together
 TOP = 5  # of each token's alternatives
 SAMPLED = GenerationConfig(do_sample=True, temperature=0.8, top_p=0.95, max_new_tokens=200)
 GREEDY = GenerationConfig(num_beams=1, max_new_tokens=200)
@@ -58,21 +62,33 @@ class Generator:
         self.limit = model.limit
         self.device = model.device
 
-    @overload
-    def generate(  # type: ignore[overload-overlap]
-        self, prompts: str, config: GenerationConfig = SAMPLED
-    ) -> list[Continuation]: ...
+    def __repr__(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        return f"<Generator: {parameters:,} parameters, vocabulary {self.tokenizer.vocab:,}, on {self.device}>"
 
     @overload
-    def generate(self, prompts: Sequence[str], config: GenerationConfig = SAMPLED) -> list[list[Continuation]]: ...
+    def generate(self, prompts: str, config: GenerationConfig = SAMPLED, **options: Any) -> list[Continuation]: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[str], config: GenerationConfig = SAMPLED, **options: Any
+    ) -> list[list[Continuation]]: ...
 
     def generate(
-        self, prompts: str | Sequence[str], config: GenerationConfig = SAMPLED
+        self, prompts: str | Sequence[str], config: GenerationConfig = SAMPLED, **options: Any
     ) -> list[Continuation] | list[list[Continuation]]:
-        """As many continuations as `num_return_sequences`, the best first; of several prompts, a list of them each."""
+        """As many continuations as `num_return_sequences`, the best first; of several prompts, a list of them each.
+        Options are those of `GenerationConfig`.
+
+        generator.generate("Once upon a time", temperature=0.7, seed=1)[0].text
+        """
+        config, others = with_options(config, options)
+        if others:
+            known = did_you_mean(next(iter(others)), GenerationConfig.model_fields)
+            raise ValueError(f"unknown option {next(iter(others))!r}{known}")
         if isinstance(prompts, str):
-            return self._one(prompts, config)
-        return [self._one(prompt, config) for prompt in prompts]
+            return self._all([prompts], config)[0]
+        return self._all(prompts, config)
 
     def predict(self, texts: Sequence[str]) -> list[dict[str, Any]]:
         """The likeliest continuation of each, token by token."""
@@ -86,7 +102,7 @@ class Generator:
         def heard(row: int, token: int, log_probs: Tensor) -> bool:
             return told(row, streams[row].piece(token, log_probs))
 
-        return self._one(prompt, config, heard)
+        return self._all([prompt], config, heard)[0]
 
     @torch.inference_mode()
     def log_probs(self, text: str) -> list[float]:
@@ -117,38 +133,60 @@ class Generator:
         found = self.log_probs(text)
         return math.exp(-sum(found) / max(1, len(found)))
 
-    def _one(
+    def _all(
         self,
-        prompt: str,
+        prompts: Sequence[str],
         config: GenerationConfig,
         told: Callable[[int, int, Tensor], bool] = lambda row, token, log_probs: True,
-    ) -> list[Continuation]:
-        tokens = self.tokenizer.encode([prompt])[0] or [self.tokenizer.start]
-        new = config.max_new_tokens or 200
+    ) -> list[list[Continuation]]:
+        """Prompts of about the same length are continued together."""
+        rows = [row or [self.tokenizer.start] for row in self.tokenizer.encode(prompts)]
         if self.limit is not None:  # of a prompt that is too long, the end counts
-            tokens = tokens[-(self.limit - 1) :]
-            new = min(new, self.limit - len(tokens))
+            rows = [row[-(self.limit - 1) :] for row in rows]
+        width = config.num_return_sequences if config.do_sample else config.num_beams
+        lengths = np.array([[len(row)] for row in rows])
+        found: list[list[Continuation]] = [[] for _ in rows]
+        for chosen in cut(np.arange(len(rows)), lengths, max(1, BATCH_TOKENS // width)) if rows else []:
+            hypotheses = self._search([rows[index] for index in chosen], config, told)
+            for index, some in zip(chosen, hypotheses, strict=True):
+                found[index] = [self._continuation(one, config) for one in some]
+        return found
+
+    @torch.inference_mode()
+    def _search(
+        self, rows: list[list[int]], config: GenerationConfig, told: Callable[[int, int, Tensor], bool]
+    ) -> list[list[Hypothesis]]:
         copies = config.num_return_sequences if config.do_sample else 1
-        row = torch.tensor([tokens], device=self.device).expand(copies, -1)
+        new = config.max_new_tokens or 200
+        limits = [new if self.limit is None else min(new, self.limit - len(row)) for row in rows for _ in range(copies)]
+        prompt, valid = (tensor.repeat_interleave(copies, 0).to(self.device) for tensor in _padded_left(rows))
         stops = Stops(self.tokenizer, config.stop_strings) if config.stop_strings else None
         eos = self.tokenizer.eos
         rules = Rules(config=config, eos=eos, never=self.tokenizer.never, stops=stops)
-        with torch.inference_mode():
-            stepper = PromptStepper(self.model, row, length=new)
-            if config.do_sample:
-                found = sample(stepper, row[:, -1], config, eos=eos, limits=[new] * copies, rules=rules, told=told)
-                found = sorted(found, key=lambda hypothesis: -hypothesis.score)
-            elif config.num_beam_groups > 1:
-                found = diverse_search(stepper, row[:, -1], config, eos=eos, limits=[new], rules=rules)[0]
-            else:
-                found = search(stepper, row[:, -1], config, eos=eos, limits=[new], rules=rules)[0]
-        return [self._continuation(hypothesis, config) for hypothesis in found]
+        real = None if bool(valid.all()) else valid
+        stepper, first = PromptStepper(self.model, prompt, length=max(limits), valid=real), prompt[:, -1]
+        if config.do_sample:
+            names = [copy for _ in rows for copy in range(copies)]  # a text does not depend on the other prompts
+            drawn = sample(stepper, first, config, eos=eos, limits=limits, rules=rules, names=names, told=told)
+            groups = [drawn[start : start + copies] for start in range(0, len(drawn), copies)]
+            return [sorted(group, key=lambda hypothesis: -hypothesis.score) for group in groups]
+        if config.num_beam_groups > 1:
+            return diverse_search(stepper, first, config, eos=eos, limits=limits, rules=rules)
+        return search(stepper, first, config, eos=eos, limits=limits, rules=rules)
 
     def _continuation(self, hypothesis: Hypothesis, config: GenerationConfig) -> Continuation:
         whole = self.tokenizer.decode([hypothesis.tokens])[0]
         text = until(whole, config.stop_strings)
         stopped = "stop" if text != whole or hypothesis.ended else "length"
         return Continuation(text, hypothesis.score, hypothesis.token_log_probs, stopped)
+
+
+def _padded_left(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """(tokens, valid), so that all last tokens stand in the last column."""
+    width = max(map(len, rows))
+    tokens = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])
+    valid = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
+    return tokens, valid
 
 
 class _Stream:

@@ -16,11 +16,13 @@ HELD = 4_000_000  # scores held at a time: few enough for the cache, enough for 
 
 @dataclass(frozen=True)
 class Term:
-    """`total` is the sum over `count` things: words, sentences, pairs. `weight`: its share of the whole loss."""
+    """`total` is the sum over `count` things: words, sentences, pairs. `weight`: its share of the whole loss. `plain`:
+    of a smoothed loss, the sum of -log p(target) without smoothing, to be read beside a validation loss."""
 
     total: Tensor
     count: int
     weight: float = 1.0
+    plain: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,11 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, smoothing: float = 0.0) ->
     logits: tokens vocab; targets: tokens
     """
     total = F.cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=smoothing)
-    return Term(total, targets.numel())
+    if not smoothing:
+        return Term(total, targets.numel())
+    right = logits.detach().gather(1, targets[:, None]).sum(dtype=torch.float64)
+    plain = _unsmoothed(total, right, logits.detach().sum(dtype=torch.float64), smoothing, logits.shape[1])
+    return Term(total, targets.numel(), plain=plain)
 
 
 def vocabulary_cross_entropy(
@@ -54,7 +60,19 @@ def vocabulary_cross_entropy(
     if door.chunked_loss(states, weight) is not None:
         return cross_entropy(F.linear(states, weight, bias), targets, smoothing=smoothing)
     total: Tensor = _VocabularyCrossEntropy.apply(states, weight, bias, targets, smoothing)
-    return Term(total, targets.numel())
+    if not smoothing:
+        return Term(total, targets.numel())
+    with torch.no_grad():
+        right = (states * weight[targets]).sum(dtype=torch.float64)
+        every = states.sum(0).double() @ weight.sum(0).double()
+        if bias is not None:
+            right, every = right + bias[targets].sum(), every + len(states) * bias.sum()
+    return Term(total, targets.numel(), plain=_unsmoothed(total, right, every, smoothing, len(weight)))
+
+
+def _unsmoothed(total: Tensor, right: Tensor, every: Tensor, smoothing: float, vocab: int) -> Tensor:
+    """The sum of -log p(target), from the smoothed loss, the sum of the targets' scores and that of all scores."""
+    return total.detach().double() - smoothing * right + smoothing / vocab * every
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):

@@ -22,10 +22,11 @@ from heedful.data.batches import cut
 from heedful.data.padding import pad
 from heedful.data.prepare import load_tokenizers
 from heedful.decoding.beam import History, Hypothesis
-from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.generation import GenerationConfig, with_options
 from heedful.decoding.shortlist import Shortlist
 from heedful.decoding.stops import until
 from heedful.decoding.streams import cores
+from heedful.decoding.writer import Request, Writer
 from heedful.evaluation.metrics import consensus
 from heedful.model.architecture import SequenceToSequence
 from heedful.model.int8 import quantize_int8
@@ -33,7 +34,6 @@ from heedful.text.parts import join, words_of_parts
 from heedful.text.parts import split as split_long
 from heedful.text.sentences import sentences
 from heedful.text.tokenizer import Tokenizer
-from heedful.writer import Request, Writer
 
 SEVERAL = 0.1  # of a corpus's lines with more than one sentence, from which on its model reads such lines
 CHUNK = 1024  # sentences sorted by length together; also how far a stream reads ahead
@@ -101,10 +101,14 @@ class Translator:
     def translate(
         self, texts: str | Request | Sequence[str | Request], config: GenerationConfig | None = None, **options: Any
     ) -> Translation | list[Translation]:
-        """One text gives one translation, several give a list. For the options see `translate_all`."""
-        if isinstance(texts, str | Request):
-            return self.translate_all([texts], config, **options)[0]
-        return self.translate_all(texts, config, **options)
+        """One text gives one translation, several give a list. Options are those of `GenerationConfig` (`num_beams=5`,
+        or `beam_size=5`) and of `translate_all`.
+
+        translator.translate("Good morning.", beam_size=5, alignment=True).text
+        """
+        config, others = with_options(config or GenerationConfig(), options)
+        found = self.translate_all([texts] if isinstance(texts, str | Request) else texts, config, **others)
+        return found[0] if isinstance(texts, str | Request) else found
 
     def translate_all(
         self,
@@ -147,6 +151,11 @@ class Translator:
                 one = replace(one, history=histories[own[0]])
             found.append(one)
         return found
+
+    def __repr__(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.models[0].parameters())
+        several = f"{len(self.models)} models of " if len(self.models) > 1 else ""
+        return f"<Translator: {several}{parameters:,} parameters, vocabulary {self.target.vocab:,}, on {self.device}>"
 
     def predict(self, texts: Sequence[str]) -> list[dict[str, Any]]:
         return [{"text": one.text, "score": one.score} for one in self.translate(texts)]
@@ -332,7 +341,9 @@ def load(
     for place in folders:
         model = load_model(place)
         if not isinstance(model, SequenceToSequence):
-            raise ValueError(f"{place} holds a {model.config.kind} model, which does not translate")
+            raise ValueError(
+                f"{place} holds a {model.config.kind} model, which does not translate; use heedful predict or generate"
+            )
         if quantize:
             quantize_int8(model)
         models.append(model)

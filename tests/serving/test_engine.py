@@ -6,9 +6,9 @@ import time
 import pytest
 
 from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.writer import Request
 from heedful.serving.engine import BusyError, ClosedError, Engine, Settings
 from heedful.translator import Translation
-from heedful.writer import Request
 
 PLAIN = Settings(GenerationConfig())
 

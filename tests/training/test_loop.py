@@ -143,7 +143,7 @@ def test_a_bad_step_is_skipped_and_counted(corpus, tmp_path, monkeypatch):
     def sometimes_nan(self, batch, carried):
         calls["count"] += 1
         factor = math.nan if calls["count"] in (8, 9) else 1.0
-        return {name: one * factor for name, one in plain(self, batch, carried)[0].items()}, {}
+        return {name: one * factor for name, one in plain(self, batch, carried)[0].items()}, {}, {}
 
     monkeypatch.setattr(loop._StepLoss, "forward", sometimes_nan)
     run(corpus, tmp_path / "run")
@@ -159,7 +159,7 @@ def test_too_many_bad_steps_end_training_and_keep_the_last_good_model(corpus, tm
     def soon_nan(self, batch, carried):
         calls["count"] += 1
         factor = math.nan if calls["count"] > 15 else 1.0
-        return {name: one * factor for name, one in plain(self, batch, carried)[0].items()}, {}
+        return {name: one * factor for name, one in plain(self, batch, carried)[0].items()}, {}, {}
 
     monkeypatch.setattr(loop._StepLoss, "forward", soon_nan)
     with pytest.raises(DivergedError, match="4 steps in a row up to step 18; lower training.learning_rate"):
@@ -488,3 +488,14 @@ def test_the_running_average_of_weights_copies_whole_numbers(corpus, tmp_path, m
 
     monkeypatch.setattr(EncoderDecoderConfig, "build", with_counter)
     run(corpus, tmp_path / "run", "training.ema=0.9", "training.steps=3")
+
+
+def test_the_logged_loss_says_whether_it_is_smoothed(corpus, tmp_path, capfd):
+    run(corpus, tmp_path / "smooth", "training.steps=2", "training.log_every=1", "training.label_smoothing=0.2")
+    assert "smoothed loss" in capfd.readouterr().err
+    run(corpus, tmp_path / "plain", "training.steps=2", "training.log_every=1", "training.label_smoothing=0")
+    assert "smoothed" not in capfd.readouterr().err
+    smooth, plain = ([json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+                     for name in ("smooth", "plain"))  # fmt: skip
+    assert smooth[0]["nll"] == pytest.approx(plain[0]["loss"], rel=1e-4)  # the first step has the same weights
+    assert smooth[0]["nll"] != smooth[0]["loss"] and "nll" not in plain[0]

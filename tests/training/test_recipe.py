@@ -184,3 +184,20 @@ def test_naming_a_kind_keeps_the_other_keys(changes, key, value):
     for name in key.split("."):
         found = getattr(found, name)
     assert found == value
+
+
+def test_a_plan_for_single_words_takes_characters(tmp_path):
+    from heedful.data.prepare import Inputs, look_over
+    from heedful.training.plan import with_characters
+
+    said = []
+    (tmp_path / "w.tsv").write_text("".join(f"word{n}\tW ER D {n}\n" for n in range(50)))
+    (tmp_path / "s.tsv").write_text("".join(f"two words {n}\tzwei {n}\n" for n in range(50)))
+    words, sentences = (look_over(Inputs((tmp_path / name,))) for name in ("w.tsv", "s.tsv"))
+    assert with_characters(read_recipe("tiny"), words, said.append).tokenizer.kind == "character"
+    assert said == ["plan: sources are single words, so tokens are characters (tokenizer.kind=character)"]
+    assert with_characters(read_recipe("tiny"), sentences, said.append).tokenizer.kind == "bpe"
+    assert with_characters(read_recipe("tiny", ["tokenizer.vocab=500"]), words, said.append).tokenizer.kind == "bpe"
+    assert (
+        with_characters(read_recipe("tiny", ["tokenizer.kind=unigram"]), words, said.append).tokenizer.kind == "unigram"
+    )

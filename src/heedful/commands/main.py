@@ -22,6 +22,7 @@ from heedful.commands.recipes import recipe, recipes
 from heedful.commands.serve import inspect, serve
 from heedful.commands.train import train
 from heedful.commands.translate import translate
+from heedful.commands.words import understood
 from heedful.memory import keep_freed_memory
 
 app = typer.Typer(
@@ -66,6 +67,7 @@ def options(
 def main() -> None:
     keep_freed_memory()
     try:
+        sys.argv[1:] = understood(sys.argv[1:])
         app()
     except KeyboardInterrupt:
         sys.exit(130)

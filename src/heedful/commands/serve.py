@@ -1,9 +1,10 @@
 """`heedful serve` and `heedful inspect`: models over HTTP, and the same page as a file."""
 
+import errno
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -74,11 +75,27 @@ def serve(
         timeout_graceful_shutdown=int(timeout) + 1,
         server_header=False,
     )
-    socket = config.bind_socket()
+    socket = _bound(config)
     socket.listen(config.backlog)  # from here on connections are accepted, although the first answers take a moment
     address, number = socket.getsockname()[:2]
     print(f"heedful: http://{address}:{number} (page; /docs for the API), Ctrl-C to stop", file=sys.stderr, flush=True)
     uvicorn.Server(config).run(sockets=[socket])
+
+
+def _bound(config: Any) -> Any:
+    """The bound socket, with a ValueError if the port is taken, where uvicorn would exit the process."""
+    import socket
+
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        with socket.socket(family) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind((config.host, config.port))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(f"port {config.port} is in use; choose another with --port, or 0 for any") from None
+        raise ValueError(f"cannot listen on {config.host}:{config.port}: {error.strerror}") from None
+    return config.bind_socket()
 
 
 def inspect(
@@ -108,9 +125,9 @@ def inspect(
     except ModuleNotFoundError as error:
         raise ValueError(f"the page needs {error.name}: pip install 'heedful[serve]'") from None
     from heedful.decoding.generation import GenerationConfig
+    from heedful.decoding.writer import Request
     from heedful.files import write_text
     from heedful.translator import load
-    from heedful.writer import Request
 
     translator = load(model)
     if not text.strip():

@@ -12,8 +12,8 @@ import typer
 from heedful.commands.options import Parts
 
 if TYPE_CHECKING:
+    from heedful.decoding.writer import Request
     from heedful.translator import Translation
-    from heedful.writer import Request
 
 FORMATS = ("plain", "nbest", "jsonl", "pharaoh", "words")
 READ_AHEAD = 512  # lines read before translating; on a terminal, each line is translated at once
@@ -147,7 +147,7 @@ def translate(
 
 def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "Request":
     """The request of a line. If it contradicts itself, it gets an error and comes out empty; others are unaffected."""
-    from heedful.writer import Request
+    from heedful.decoding.writer import Request
 
     wanted = [*required, *map(str, entry.get("constraints", ()))]
     unwanted = [*banned, *map(str, entry.get("avoid", ()))]

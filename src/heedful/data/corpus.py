@@ -123,7 +123,7 @@ def row_format(files: Sequence[Path], columns: Sequence[Column]) -> Format:
     if formats != {"text"} or len(files) % 2:
         raise ValueError(
             f"{names}: pairs must be TSV (source, tab, target), JSONL, or two parallel files; "
-            "this is none of them (no tab in the first line)"
+            "this is none of them (no tab in the first line). For a language model of plain text: --recipe char-gpt"
         )
     return "parallel"
 

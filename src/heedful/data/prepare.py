@@ -117,11 +117,12 @@ def prepare(
     given: list[Tokenizer] | None = None,
     words: int = 0,
     specials: Sequence[str] = (),
+    report: Report | None = None,
     notify: Notify = lambda message: None,
 ) -> Prepared:
     """Tokenizers are trained unless `given`. A second call reuses the cached result. `words`: how many words training
     will see, if known, which limits the vocabulary. `specials`: the special tokens that the task needs beyond those of
-    every tokenizer."""
+    every tokenizer. `report`: the result of `look_over`, if it is known already."""
     cache.mkdir(parents=True, exist_ok=True)
     content = inputs.digests(cache)
     columns = [asdict(column) for column in inputs.columns]
@@ -135,12 +136,12 @@ def prepare(
         given = [Tokenizer.load(Path(config.file))] * texts
     if given is not None:
         _refuse_missing(specials, given)
-    report: Report | None = None
     tokenizers = _load_tokenizers(cache / "tokenizers" / tokenizers_key, texts) if given is None and texts else given
     tokenizers = [] if not texts else tokenizers
     if tokenizers is None:
-        notify("checking the corpus")
-        report = look_over(inputs)
+        if report is None:
+            notify("checking the corpus")
+            report = look_over(inputs)
         notify("training the tokenizer")
         tokenizers = _train_tokenizers(inputs, data, config, report, words, specials)
         _keep_tokenizers(cache / "tokenizers" / tokenizers_key, tokenizers)

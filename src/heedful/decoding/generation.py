@@ -1,10 +1,10 @@
 """How to write: the settings of a search, by Hugging Face's names."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from heedful.config import Config, Size
+from heedful.config import Config, Size, parse
 
 
 class GenerationConfig(Config):
@@ -75,3 +75,24 @@ class GenerationConfig(Config):
         at one end of the range, because the divisor rises or falls throughout.
         """
         return max(self.rank(log_prob, length + 1), self.rank(log_prob, max(limit, length + 1)))
+
+
+# The other spellings people use.
+ALIASES = {
+    "beam_size": "num_beams",
+    "n_best": "num_return_sequences",
+    "max_length": "max_new_tokens",
+    "min_length": "min_new_tokens",
+}
+
+
+def with_options(config: GenerationConfig, options: dict[str, Any]) -> tuple[GenerationConfig, dict[str, Any]]:
+    """The config with those of the options that are its keys, under either spelling; and the other options."""
+    named = {ALIASES.get(name, name): value for name, value in options.items()}
+    changed = {name: value for name, value in named.items() if name in GenerationConfig.model_fields}
+    others = {name: value for name, value in named.items() if name not in GenerationConfig.model_fields}
+    if not changed:
+        return config, others
+    if changed.get("num_return_sequences", 1) > 1 and "num_beams" not in changed and not changed.get("do_sample"):
+        changed["num_beams"] = max(config.num_beams, changed["num_return_sequences"])
+    return parse(GenerationConfig, {**config.model_dump(), **changed}), others

@@ -10,6 +10,7 @@ from torch import Tensor
 from heedful.model.architecture import LanguageModel, SequenceToSequence
 from heedful.model.cpu.decoding import Lowered
 from heedful.model.cpu.kernels import log_softmax
+from heedful.model.mask import positions_of
 
 
 class Stepper(Protocol):
@@ -85,20 +86,33 @@ class ModuleSteps:
 
 
 class PromptStepper:
-    """The prompt is fed in one go, except its last token, which the search feeds."""
+    """The prompts are fed in one go, except their last tokens, which the search feeds. Prompts of different lengths are
+    padded on the left; `valid` (rows query) says what is real."""
 
-    def __init__(self, model: LanguageModel, prompt: Tensor, *, length: int) -> None:
+    def __init__(self, model: LanguageModel, prompt: Tensor, *, length: int, valid: Tensor | None = None) -> None:
         self.model = model
         self.cache = model.new_cache(prompt.shape[1] + length)
+        self.valid = None if valid is None else valid[:, :-1]
+        self.places = None if valid is None else valid.sum(1) - 1  # of the next token
         if prompt.shape[1] > 1:
-            model.decode(prompt[:, :-1], cache=self.cache)
+            positions = None if valid is None else positions_of(valid)[:, :-1]
+            model.decode(prompt[:, :-1], valid=self.valid, positions=positions, cache=self.cache)
 
     def advance(self, tokens: Tensor) -> Tensor:
-        states = self.model.decode(tokens[:, None], cache=self.cache)
+        if self.valid is None or self.places is None:
+            states = self.model.decode(tokens[:, None], cache=self.cache)
+        else:
+            self.valid = torch.cat([self.valid, self.valid.new_ones(len(tokens), 1)], dim=1)
+            states = self.model.decode(
+                tokens[:, None], valid=self.valid, positions=self.places[:, None], cache=self.cache
+            )
+            self.places = self.places + 1
         return log_softmax(self.model.logits(states[:, -1]))
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         self.cache.select(rows)
+        if self.valid is not None and self.places is not None:
+            self.valid, self.places = self.valid[rows], self.places[rows]
 
 
 class EnsembleStepper:

@@ -34,9 +34,11 @@ def draw_training(folder: Path) -> Path:
     valid = [line for line in lines if "valid" in line]
     scores = [name for name in (valid[0]["valid"] if valid else ()) if name not in ("loss", "bits_per_byte", "exact")]
     figure, (loss, score, rate) = pyplot.subplots(3, 1, figsize=(8, 9), sharex=True, constrained_layout=True)
-    _line(loss, steps, [line["loss"] for line in steps], "training", alpha=0.6)
+    plain = [line.get("nll", line["loss"]) for line in steps]
+    _line(loss, steps, plain, "training, single steps", alpha=0.25)
+    _line(loss, steps, _smoothed(plain), "training, running mean (with dropout)")
     _line(loss, valid, [line["valid"]["loss"] for line in valid], "validation", marker="o")
-    loss.set_ylabel("loss per token (nats)")
+    loss.set_ylabel("-log p per token (nats)")
     for name in scores:
         _line(score, valid, [line["valid"][name] for line in valid], name, marker="o")
     score.set_ylabel("score on the validation set")
@@ -49,6 +51,14 @@ def draw_training(folder: Path) -> Path:
         if axes.get_legend_handles_labels()[1]:
             axes.legend()
     return _save(figure, folder / "training.png")
+
+
+def _smoothed(values: list[float], decay: float = 0.8) -> list[float]:
+    """A running mean, which forgets: steps differ more from each other than one learns in them."""
+    found: list[float] = []
+    for value in values:
+        found.append(value if not found else decay * found[-1] + (1 - decay) * value)
+    return found
 
 
 def draw_attention(seen: Attention, path: Path, *, kind: str = "cross", only: tuple[int, int] | None = None) -> Path:

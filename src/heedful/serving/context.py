@@ -9,12 +9,12 @@ from typing import Any
 from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect, Request
 
+from heedful.decoding.writer import Request as Text
 from heedful.serving.engine import BusyError, ClosedError, Job, Settings
 from heedful.serving.limits import Keys, RefusedError
 from heedful.serving.metrics import Metrics
 from heedful.serving.models import Models, Translating
 from heedful.translator import Translation
-from heedful.writer import Request as Text
 
 POLL = 0.25  # seconds between looks whether a client is still there
 

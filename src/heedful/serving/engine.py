@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import torch
 
 from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.writer import Request
 from heedful.translator import Translation, Translator
-from heedful.writer import Request
 
 
 class BusyError(Exception):

@@ -9,13 +9,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.writer import Request as Text
 from heedful.serving.context import Context, clean, read_fields
 from heedful.serving.detection import detect
 from heedful.serving.engine import Settings
 from heedful.serving.limits import RefusedError, bearer
 from heedful.serving.models import NAMES, Translating
 from heedful.translator import Translation
-from heedful.writer import Request as Text
 
 MOST_ALTERNATIVES = 8
 TAG = re.compile(r"<(?:!--|(?P<raw>script|style)\b|[a-z/!?])", re.IGNORECASE)

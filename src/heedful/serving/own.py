@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from heedful.decoding.beam import History
 from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.writer import Request as Text
 from heedful.inspection.attention import look, stacked
 from heedful.model.multihead import CrossAttention, SelfAttention
 from heedful.model.record import recorded
@@ -22,7 +23,6 @@ from heedful.serving.models import Translating, Writing
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.words import words
 from heedful.translator import Translation, Translator
-from heedful.writer import Request as Text
 
 Phrase = Annotated[str, Field(max_length=200)]
 Phrases = Annotated[list[Phrase], Field(max_length=20)]

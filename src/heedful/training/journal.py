@@ -48,9 +48,11 @@ class Journal:
         if not self.speaks:
             return
         terms = [f"{name.removeprefix('loss_')} {value:.3f}" for name, value in numbers.items() if "loss_" in name]
-        detail = ", ".join(terms) if terms else f"perplexity {math.exp(min(20.0, numbers['loss'])):.2f}"
+        nll = numbers.get("nll", numbers["loss"])
+        name = "smoothed loss" if "nll" in numbers else "loss"
+        detail = ", ".join(terms) if terms else f"perplexity {math.exp(min(20.0, nll)):.2f}"
         line = (
-            f"step {step}/{self.steps}  loss {numbers['loss']:.3f}  {detail}  "
+            f"step {step}/{self.steps}  {name} {numbers['loss']:.3f}  {detail}  "
             f"{numbers['tokens_per_second']:,.0f} tokens/s  "
             f"rate {numbers['learning_rate']:.2e}  {self._left(step)}{best}"
         )

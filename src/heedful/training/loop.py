@@ -171,7 +171,7 @@ class Trainer:
         parts = self._deal(self.task.worst(self.budget))
         for batch in parts[:1]:
             with self.precision.compute():
-                totals, _ = self.module(batch.to(self.world.device), {})
+                totals, *_ = self.module(batch.to(self.world.device), {})
                 sum(totals.values()).mul(0).backward()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -197,10 +197,10 @@ class Trainer:
         rate = learning_rate(config, progress.step, width=self.recipe.model.width)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        sums = dict.fromkeys(counts, 0.0)
+        sums, plain = dict.fromkeys(counts, 0.0), 0.0
         for number, batch in enumerate(parts):
             with self._sync_only(number == len(parts) - 1), self.precision.compute():
-                totals, state = self.module(batch.to(self.world.device), self.states.get(number, {}))
+                totals, plains, state = self.module(batch.to(self.world.device), self.states.get(number, {}))
                 # Summed over the whole step, divided once. DDP takes the mean over processes: undo that.
                 share = self.world.size if mine else 0
                 loss = sum(total * (share / max(1, counts[name])) for name, total in totals.items())
@@ -209,6 +209,7 @@ class Trainer:
                 self.states[number] = {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
             for name, total in totals.items():
                 sums[name] += float(total.detach()) if mine else 0.0
+            plain += sum(map(float, plains.values())) if mine else 0.0
         terms = {name: self.world.total(value) / max(1, counts[name]) for name, value in sums.items()}
         loss_per_count = sum(terms.values())
         norm = self._apply(loss_per_count)
@@ -216,10 +217,12 @@ class Trainer:
         progress.tokens += count
         if progress.step % config.log_every == 0 or progress.step == 1:
             best = f"best {config.metric} {progress.best:.3f}" if progress.best is not None else ""
+            smoothed = {"nll": self.world.total(plain) / max(1, count)} if plain else {}
             self.journal.step(
                 progress.step,
                 best=best,
                 loss=loss_per_count,
+                **smoothed,
                 **({f"loss_{name}": value for name, value in terms.items()} if len(terms) > 1 else {}),
                 learning_rate=rate,
                 norm=norm,
@@ -332,19 +335,20 @@ class Trainer:
 
 
 class _StepLoss(nn.Module):
-    """The loss of a batch as a module, which is what DDP and torch.compile can wrap: (weighted totals by term,
-    state)."""
+    """The loss of a batch as a module, which is what DDP and torch.compile can wrap: weighted totals by term, those
+    without label smoothing where there is some, and the state."""
 
     def __init__(self, model: Model, task: Task) -> None:
         super().__init__()
         self.model, self.task = model, task
 
-    def forward(self, batch: Batch, state: State) -> tuple[dict[str, Tensor], State]:
+    def forward(self, batch: Batch, state: State) -> tuple[dict[str, Tensor], dict[str, Tensor], State]:
         loss = self.task.loss(self.model, batch, state=state)
         found = {name: term.count for name, term in loss.terms.items()}
         if found != dict(batch.counts):
             raise TypeError(f"the loss is over {found}, but its batch said {dict(batch.counts)}")
-        return {name: term.total * term.weight for name, term in loss.terms.items()}, loss.state
+        plains = {name: term.plain for name, term in loss.terms.items() if term.plain is not None}
+        return {name: term.total * term.weight for name, term in loss.terms.items()}, plains, loss.state
 
 
 def freeze(model: nn.Module, parts: tuple[str, ...]) -> frozenset[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from heedful.data.check import Report
 from heedful.data.prepare import Prepared
 from heedful.model.create import create
 from heedful.tasks import Task
@@ -81,6 +82,17 @@ def readable_words(budget: str, smallest: str, world: World) -> int:
     parameters = sum(model.parameters().values())
     tokens = amount * WORK * world.size * SHARE * _product_rate(world.device) / (6 * parameters)
     return int(2 ** round(math.log2(2 * tokens)))
+
+
+def with_characters(recipe: Recipe, report: Report, say: Say) -> Recipe:
+    """If nine in ten sources are single words (spelling to sound, transliteration), use characters as tokens, unless
+    the user chose otherwise."""
+    quantiles = report.sides[0].quantiles() if report.sides else []
+    if recipe.tokenizer.kind != "bpe" or recipe.tokenizer.vocab or not quantiles or quantiles[1] > 1:
+        return recipe
+    say("plan: sources are single words, so tokens are characters (tokenizer.kind=character)")
+    data = recipe.model_dump(mode="json")
+    return parse_recipe({**data, "tokenizer": {**data["tokenizer"], "kind": "character"}})
 
 
 def _product_rate(device: torch.device, seconds: float = 0.3) -> float:

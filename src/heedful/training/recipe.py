@@ -166,11 +166,21 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             raise ValueError(f"{change!r}: {text!r} is not a value that YAML can read") from None
+        key = _section_of(key)
         if key == "parts":
             data = {**data, "parts": [parts.use(name) for name in parts.listed(value)]}
         elif isinstance(data, dict):
             data = merge(data, _nested(key.split("."), value))
     return parse_recipe(data)
+
+
+def _section_of(key: str) -> str:
+    """`steps` is short for `training.steps`: a bare name that only one section has."""
+    sections: dict[str, type[Config]] = {"training": TrainingConfig, "data": DataConfig, "tokenizer": TokenizerConfig}
+    if "." in key or key in Recipe.model_fields:
+        return key
+    found = [name for name, config in sections.items() if key in config.model_fields]
+    return f"{found[0]}.{key}" if len(found) == 1 else key
 
 
 def parse_recipe(data: dict[str, Any]) -> Recipe:

@@ -14,7 +14,8 @@ import yaml
 from safetensors.torch import load_file
 
 from heedful.checkpoint import average, newest, regular, set_aside
-from heedful.data.prepare import Inputs, Prepared, load_tokenizers, prepare, save_tokenizers
+from heedful.data.check import Report
+from heedful.data.prepare import Inputs, Prepared, load_tokenizers, look_over, prepare, save_tokenizers
 from heedful.files import locked, write_text
 from heedful.model.architecture import Model
 from heedful.model.create import create
@@ -24,7 +25,7 @@ from heedful.training.card import card
 from heedful.training.journal import Journal, read_metrics
 from heedful.training.loop import Trainer, load_trained
 from heedful.training.parallel import World, join
-from heedful.training.plan import fit_memory, parse_budget, plan, readable_words
+from heedful.training.plan import fit_memory, parse_budget, plan, readable_words, with_characters
 from heedful.training.recipe import Recipe, differences, parse_recipe
 from heedful.training.start import digest_of, take_weights, tokenizers_of
 
@@ -81,7 +82,12 @@ def _run(
         _refuse_changes(known, asked, out)
     out.mkdir(parents=True, exist_ok=True)
     journal = Journal(out, steps=0, speaks=world.leads)
-    prepared = _prepare(recipe, inputs, out, cache, world, journal, budget if known is None else None)
+    report = None
+    if budget and known is None and world.leads and recipe.task.sizes and not recipe.start_from:
+        journal.say("checking the corpus")
+        report = look_over(inputs)
+        recipe = with_characters(recipe, report, journal.say)
+    prepared = _prepare(recipe, inputs, out, cache, world, journal, budget if known is None else None, report)
     if prepared.facts["unknown_labels"]:
         journal.say(f"{prepared.facts['unknown_labels']:,} rows with labels that do not occur in training are skipped")
     if not prepared.has("valid"):
@@ -221,7 +227,14 @@ def _is_free(line: str, known: dict[str, Any]) -> bool:
 
 
 def _prepare(
-    recipe: Recipe, inputs: Inputs, out: Path, cache: Path, world: World, journal: Journal, budget: str | None
+    recipe: Recipe,
+    inputs: Inputs,
+    out: Path,
+    cache: Path,
+    world: World,
+    journal: Journal,
+    budget: str | None,
+    report: Report | None,
 ) -> Prepared:
     """The main process prepares the data; the others then find it in the cache. `budget` None: tokenizers exist."""
     if not world.leads:
@@ -244,6 +257,7 @@ def _prepare(
         given=given,
         words=words,
         specials=recipe.task.specials,
+        report=report,
         notify=journal.say,
     )
     if world.leads:

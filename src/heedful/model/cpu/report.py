@@ -116,7 +116,7 @@ def _attention(attention: nn.Module, biased: bool) -> str:
         return KERNELS
     if softmax is None:
         return f"{KERNELS}, its linear maps by {_torch(maps)}"
-    return f"{KERNELS}, its softmax by {_torch(softmax)}"
+    return f"{KERNELS}, its mixing by {_torch(softmax)}"
 
 
 def _feedforward(part: nn.Module) -> str:
