@@ -1,4 +1,4 @@
-"""Makes the reference from the code: python docs/reference.py writes docs/reference/*.md."""
+"""Generates the reference from the code: python docs/reference.py writes docs/reference/*.md."""
 
 import inspect
 import json
@@ -30,7 +30,7 @@ PARTS: dict[str, Any] = {
     "tokenizer": TokenizerConfig,
     "data": DataConfig,
 }
-# Interchangeable parts, found by their files: where they stand in a recipe.
+# Interchangeable components, found by their files, and their place in a recipe.
 FOLDERS: dict[str, tuple[str, Any]] = {
     "TaskConfig": ("task", TaskConfig),
     "ArchitectureConfig": ("model", ArchitectureConfig),
@@ -53,27 +53,27 @@ MODEL: dict[str, tuple[str, Any]] = {
 
 
 def recipe() -> str:
-    lines = ["# Recipe keys", "", "Made from the typed config by `python docs/reference.py`.", ""]
+    lines = ["# Recipe keys", "", "Generated from the typed config by `python docs/reference.py`.", ""]
     lines += [
         "Any key can be changed on the command line: `heedful train pairs.tsv --out runs/x training.steps=500`.",
         "",
     ]
     seed = Recipe.model_fields["seed"].default
     lines += [
-        f"`seed` ({seed}): of everything random. `parts`: folders with parts of your own. `start_from`: a model",
+        f"`seed` ({seed}): the random seed. `parts`: folders with custom components. `start_from`: a model",
         "",
     ]
-    lines[-2] += " folder to start from. `initialise`: the scheme of the first weights."
+    lines[-2] += " folder to start from. `initialise`: the weight initialisation scheme."
     for name, config in PARTS.items():
         lines += _part(name, config, name.split()[0])
     lines += _kinds(*FOLDERS["TaskConfig"])
     lines += [
         "## model",
         "",
-        "Presets: `heedful params`; one recipe in full: `heedful recipe show tiny`. A model is made",
+        "Presets: `heedful params`; a complete recipe: `heedful recipe show tiny`. A model consists",
         "",
     ]
-    lines[-2] += " of the parts below. `S` stands for `model.encoder` or `model.decoder`."
+    lines[-2] += " of the components below. `S` stands for `model.encoder` or `model.decoder`."
     for path, base in list(FOLDERS.values())[1:]:
         lines += _kinds(path, base)
     for name, (path, config) in MODEL.items():
@@ -82,12 +82,12 @@ def recipe() -> str:
 
 
 def _kinds(path: str, base: Any) -> list[str]:
-    """The parts of a folder, one after the other."""
+    """The components of a folder, in order."""
     return [line for kind in kinds(base.folder) for line in _part(f"{path}={kind}", part_config(base, kind), path)]
 
 
 def _part(name: str, config: Any, path: str) -> list[str]:
-    """A heading, what the class says of itself, and its keys."""
+    """A heading, the docstring of the class, and its keys."""
     said = inspect.cleandoc(config.__doc__ or "")
     lines = [f"## {name}", "", *(["```text", said, "```", ""] if said else [])]
     if not config.model_fields:
@@ -119,7 +119,7 @@ def _allowed(schema: dict[str, Any]) -> str:
 
 
 def command_line() -> str:
-    lines = ["# Command line", "", "Made from the commands by `python docs/reference.py`.", ""]
+    lines = ["# Command line", "", "Generated from the commands by `python docs/reference.py`.", ""]
     for path, command in _commands(typer.main.get_command(app), "heedful"):
         lines += [f"## {path}", "", *_help(command.help or ""), ""]
         for parameter in command.params:

@@ -211,7 +211,7 @@ def test_parts_named_on_the_command_line_are_named_by_the_folder(place):
     out = train(place, "labelled.tsv", "nameless.yaml", "named", "--parts", "my_parts", "training.steps=2")
     assert yaml.safe_load((out / "config.yaml").read_text())["parts"] == ["my_parts"]
     result = run(place, "predict", out, "a b")
-    assert result.returncode == 2 and "needs parts that are not heedful's own (my_parts)" in result.stderr
+    assert result.returncode == 2 and "needs custom parts (my_parts), which are code" in result.stderr
 
 
 def test_load_takes_a_name_or_several(place, judge, monkeypatch):
@@ -407,11 +407,11 @@ def test_a_strangers_folder_runs_no_code(place, judge, tmp_path):
         result = subprocess.run(arguments, capture_output=True, text=True, timeout=60, input="a b\n",
                                 env=options["env"], cwd=stranger)  # fmt: skip
         assert result.returncode == 2 and not result.stdout
-        assert "needs parts that are not heedful's own (my_parts), which are code; if you trust them" in result.stderr
+        assert "needs custom parts (my_parts), which are code; if you trust them" in result.stderr
         assert len(result.stderr.strip().splitlines()) == 1
-    with pytest.raises(ValueError, match="needs parts that are not heedful's own"):
+    with pytest.raises(ValueError, match=r"needs custom parts \(my_parts\)"):
         heedful.load(stranger)
-    with pytest.raises(ValueError, match="needs parts that are not heedful's own"):
+    with pytest.raises(ValueError, match=r"needs custom parts \(my_parts\)"):
         read_recipe(str(stranger / "config.yaml"))
     assert not (tmp_path / "ran").exists()
 
@@ -419,9 +419,9 @@ def test_a_strangers_folder_runs_no_code(place, judge, tmp_path):
 def test_names_that_clash_are_refused(used, tmp_path):
     (tmp_path / "theirs" / "attention").mkdir(parents=True)
     (tmp_path / "theirs" / "attention" / "softmax.py").write_text("raise SystemExit\n")
-    with pytest.raises(ValueError, match="attention/softmax.py has the name of one of heedful's own parts"):
+    with pytest.raises(ValueError, match="attention/softmax.py has the same name as a built-in part"):
         parts.use(str(tmp_path / "theirs"))
-    with pytest.raises(ValueError, match="there are no parts 'nowhere': neither a folder nor an installed package"):
+    with pytest.raises(ValueError, match="no parts 'nowhere': it is neither a folder nor an installed package"):
         parts.use("nowhere")
 
 

@@ -1,6 +1,6 @@
-"""Heedful: from a file of text pairs to a trained, measured, served and inspectable Transformer.
+"""Heedful: train, evaluate, serve and inspect Transformer sequence-to-sequence models from your own text pairs.
 
-The public API is `load` and `train` and what they return; it does not change without a line in the changelog.
+The public API is `load`, `train` and what they return; it does not change without a line in the changelog.
 """
 
 from typing import TYPE_CHECKING
@@ -16,9 +16,8 @@ __version__ = "0.2.0.dev0"
 def load(
     folder: "str | Path", *others: "str | Path", parts: "str | Path | Sequence[str | Path]" = (), **options: "Any"
 ) -> "Any":
-    """What is in a model folder, ready to use: what the task that trained it gives, such as a `Translator` (of several
-    folders, their ensemble) or a `Generator`. `parts`: folders of parts of your own that it needs; naming them lets
-    their code run.
+    """Load a model folder, ready to use: a `Translator` (several folders form an ensemble), a `Generator`, or whatever
+    its task provides. `parts`: folders of custom components that it needs; naming them lets their code run.
 
     heedful.load("runs/my-model").translate(["Hello."])[0].text
     """

@@ -1,10 +1,10 @@
-"""A model is a folder; so is a checkpoint of its training. safetensors and JSON only, checked, put in place whole.
+"""A model is a folder, and so is a training checkpoint. Only safetensors and JSON, with checksums, written atomically.
 
 model folder                               checkpoints/<step>/
   config.yaml       the resolved recipe      model.safetensors
   model.safetensors the weights              optimizer.safetensors
   tokenizer.json    the text pipeline        state.json         step, place in the data, best score ...
-  README.md         the card                 checksums.json     written last
+  README.md         the model card           checksums.json     written last
 """
 
 import json
@@ -46,7 +46,7 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensors], state: dict[str, Any]) -> None:
-    """Write checkpoints/<step>. Until the very last step it has another name, so a half-written one is never taken."""
+    """Write checkpoints/<step>. It is renamed to that only at the very end, so a partial one is never used."""
     folder.mkdir(parents=True, exist_ok=True)
     place, temporary = folder / str(step), folder / f".{step}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -67,20 +67,20 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensors], sta
 
 
 def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; a damaged one is passed over, and said so."""
+    """The newest intact checkpoint; damaged ones are skipped with a warning."""
     for step in reversed(steps(folder)):
         found = folder / str(step)
         problem = _problem(found)
         if problem is None:
             return Checkpoint(step, found, json.loads((found / "state.json").read_text(encoding="utf-8")))
-        warn(f"checkpoint {step} is damaged ({problem}); going back to the one before it")
+        warn(f"checkpoint {step} is damaged ({problem}); falling back to the previous one")
     if steps(folder):
-        raise ValueError(f"no checkpoint in {folder} is whole; move that folder away to begin again")
+        raise ValueError(f"every checkpoint in {folder} is damaged; move that folder away to start over")
     return None
 
 
 def set_aside(folder: Path, *, after: int) -> None:
-    """Give checkpoints after this step another name: they are damaged, and their place is wanted."""
+    """Rename the checkpoints after this step: they are damaged, and their names are needed."""
     for step in steps(folder):
         if step > after:
             shutil.rmtree(folder / f"damaged-{step}", ignore_errors=True)
@@ -92,7 +92,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def prune(folder: Path, *, keep: int, every: int, spare: Sequence[int] = ()) -> None:
-    """Remove all but the last `keep` regular checkpoints, the very last one, and those to spare."""
+    """Remove all but the last `keep` regular checkpoints, the very last one, and those in `spare`."""
     found = steps(folder)
     kept = {*regular(folder, every)[-keep:], *found[-1:], *spare}
     for step in found:
@@ -101,7 +101,7 @@ def prune(folder: Path, *, keep: int, every: int, spare: Sequence[int] = ()) -> 
 
 
 def regular(folder: Path, every: int) -> list[int]:
-    """The checkpoints an undisturbed training would have: not those saved because it was asked to stop."""
+    """The checkpoints that an uninterrupted training would have: not those saved on an interruption."""
     return [step for step in steps(folder) if step % every == 0]
 
 
@@ -120,7 +120,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not isinstance(data, dict) or "model" not in data:
-        raise ValueError(f"{path} says nothing of a model")
+        raise ValueError(f"{path} has no model section")
     parts.require(parts.listed(data.get("parts")), place=str(folder))
     return data
 
@@ -144,7 +144,7 @@ def load_model(folder: Path) -> Model:
 
 
 def average(files: Sequence[Path]) -> Tensors:
-    """The mean of several sets of weights, summed in float64."""
+    """The average of several sets of weights, summed in float64."""
     total: Tensors = {}
     for file in files:
         for name, tensor in load_file(file).items():
@@ -156,7 +156,7 @@ def average(files: Sequence[Path]) -> Tensors:
 def _write(tensors: Tensors, path: Path) -> None:
     try:
         save_file(tensors, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # how it says that the disk is full
+    except SafetensorError as error:  # raised when the disk is full
         raise OSError(f"{path.name.strip('.')} could not be written: {error}") from None
 
 

@@ -1,4 +1,4 @@
-"""Files are put in place whole or not at all."""
+"""Atomic file writes: a file is complete or absent."""
 
 import os
 import re
@@ -11,16 +11,16 @@ from glob import escape
 from pathlib import Path
 from uuid import uuid4
 
-STALE = 24 * 3600  # seconds without a write after which a temporary file has no owner, whoever that was
+STALE = 24 * 3600  # seconds without a write after which a temporary file counts as abandoned
 _UMASK_LOCK = threading.Lock()
 
 
 @contextmanager
 def in_place(path: Path) -> Iterator[Path]:
-    """Gives a temporary path beside `path` to write to; afterwards it takes the place of `path` in one step.
+    """Yield a temporary path next to `path` to write to, then replace `path` with it atomically.
 
-    Whatever goes wrong before that (a full disk, a kill), `path` is as it was. Several processes and threads may write
-    the same `path` at once: each has its own temporary file, and the last to finish wins.
+    If anything goes wrong before that (a full disk, a kill), `path` is unchanged. Several processes and threads may
+    write the same `path` at once: each has its own temporary file, and the last to finish wins.
     """
     _remove_leftovers(path)
     temporary = path.with_name(f".{path.name}.{_host()}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
@@ -36,16 +36,16 @@ def in_place(path: Path) -> Iterator[Path]:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Delete what processes that were killed left of earlier attempts at `path`, so that they do not fill the disk.
+    """Delete temporary files of `path` left by killed processes, so that they do not fill the disk.
 
-    Whether a process of another machine is alive cannot be seen: its files go when nobody has written to them for long.
+    Whether a process on another machine is alive cannot be known: its files are deleted when they are `STALE`.
     """
     for old in path.parent.glob(f".{escape(path.name)}.*tmp"):
         with suppress(OSError):  # another process may remove it first, or own it
             named = re.fullmatch(r"\.(.+)\.(\d+)\.[0-9a-f]{8}\.tmp", old.name.removeprefix(f".{path.name}"))
             if named is not None and named[1] == _host():
                 gone = not _is_running(int(named[2]))
-            elif named is not None or old.name == f".{path.name}.tmp":  # the latter is the name that 0.1 used
+            elif named is not None or old.name == f".{path.name}.tmp":  # the latter is the name used by 0.1
                 gone = time.time() - old.stat().st_mtime > STALE
             else:
                 continue
@@ -54,7 +54,7 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _host() -> str:
-    """Where process ids mean the same: a machine, or one of its containers, which may share the machine's name."""
+    """Identifies the scope of process ids: a machine, or one of its containers, which may share its host name."""
     try:
         namespace = Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
@@ -64,13 +64,13 @@ def _host() -> str:
 
 def _is_running(process: int) -> bool:
     if os.name != "posix":
-        return True  # signal 0 is not a question there
+        return True  # signal 0 is not a mere check there
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # another user's
+        return True  # owned by another user
     return True
 
 
@@ -83,10 +83,10 @@ def _umask() -> int:
 
 @contextmanager
 def locked(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock while the block runs; who comes second is told who holds it. A kill frees it."""
+    """Hold a lock while the block runs; a second process gets an error that names the holder. A kill releases it."""
     try:
         import fcntl
-    except ImportError:  # not on this system
+    except ImportError:  # not available on this system
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip() or "unknown"
             raise ValueError(
-                f"{what} is at work in {path.parent} already (process {holder}); wait for it, or stop it"
+                f"{what} is already running in {path.parent} (process {holder}); wait for it, or stop it"
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -111,7 +111,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, where the system knows how."""
+    """Flush a folder's entries to disk, where the system supports it."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

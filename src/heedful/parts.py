@@ -1,12 +1,12 @@
-"""Where parts are found: in the package's own folders, and in those that a person has named.
+"""Finding components (parts): in the package's own folders, and in those that the user has named.
 
-A part of a person's own lives in a folder laid out like ours, or in an installed package with an entry point:
+A custom component lives in a folder with the same layout, or in an installed package with an entry point:
 
     my_parts/attention/mine.py               [project.entry-points."heedful.parts"]
     my_parts/tasks/other.py                  my-parts = "my_package"
 
-`use("./my_parts")` or `use("my-parts")` makes them known to this process. Nothing else does: a model folder only says
-which parts it needs, and opening one runs no code that the person has not named.
+`use("./my_parts")` or `use("my-parts")` makes them available to this process. Nothing else does: a model folder only
+records which parts it needs, and loading one never runs code that the user has not named.
 """
 
 import importlib
@@ -20,12 +20,12 @@ from pathlib import Path
 from types import ModuleType
 
 GROUP = "heedful.parts"
-_packages: dict[str, str] = {}  # name -> the package that its modules are in
+_packages: dict[str, str] = {}  # name -> the package that contains its modules
 
 
 def use(name: str) -> str:
-    """Make the parts of a folder, or of an installed package, known; gives the name by which a model folder will ask
-    for them: the folder's own, or the package's."""
+    """Make the parts of a folder or installed package available; returns the name by which model folders refer to
+    them: the folder's or the package's."""
     path = Path(name)
     if name and path.is_dir():
         found, package = path.resolve().name, _package_of(path.resolve())
@@ -33,20 +33,20 @@ def use(name: str) -> str:
         entries = {entry.name: entry.module for entry in metadata.entry_points(group=GROUP)}
         if name not in entries:
             raise ValueError(
-                f"there are no parts {name!r}: neither a folder nor an installed package with an entry point in {GROUP}"
+                f"no parts {name!r}: it is neither a folder nor an installed package with an entry point in {GROUP}"
                 + (f"; installed: {', '.join(sorted(entries))}" if entries else "")
             )
         found, package = name, entries[name]
     if _packages.get(found, package) != package:
         raise ValueError(f"two folders of parts are called {found!r}; rename one")
     for kind, own in _clashes(package):
-        raise ValueError(f"{name}: {kind} has the name of one of heedful's own parts ({own}); rename the file")
+        raise ValueError(f"{name}: {kind} has the same name as a built-in part ({own}); rename the file")
     _packages[found] = package
     return found
 
 
 def listed(names: object) -> list[str]:
-    """What a recipe or a model folder says under `parts`: a name, or a list of them."""
+    """The value of `parts` in a recipe or model folder, a name or a list of names, as a list."""
     if names is None or names == "":
         return []
     if isinstance(names, str):
@@ -62,19 +62,19 @@ def used() -> list[str]:
 
 
 def require(names: Iterable[str], *, place: str) -> None:
-    """Refuse to go on where `place` needs parts that the person has not named."""
+    """Raise an error if `place` needs parts that the user has not named."""
     missing = [name for name in names if name not in _packages]
     if missing:
         listed = ", ".join(missing)
         raise ValueError(
-            f"{place} needs parts that are not heedful's own ({listed}), which are code; "
+            f"{place} needs custom parts ({listed}), which are code; "
             f"if you trust them, name their folder: --parts PATH/{missing[0]}"
         )
 
 
 def modules(folder: str) -> dict[str, str]:
-    """kind -> the full name of its module, for every part of this folder: `model/attention` of ours, `attention` of a
-    person's. Files whose names begin with `_` are helpers."""
+    """kind -> the full name of its module, for every part of this folder: `model/attention` in the package, `attention`
+    in custom folders. Files whose names begin with `_` are helpers."""
     found = _names("heedful." + folder.replace("/", "."))
     for package in _packages.values():
         for kind, module in _names(f"{package}.{folder.rpartition('/')[2]}").items():
@@ -85,7 +85,7 @@ def modules(folder: str) -> dict[str, str]:
 
 
 def load(module: str) -> ModuleType:
-    """The module; a part of a person's own that cannot be imported is said so in one line."""
+    """Import the module; a custom part that cannot be imported gives a one-line error."""
     if module.startswith("heedful."):
         return importlib.import_module(module)
     try:
@@ -100,14 +100,14 @@ def _names(package: str) -> dict[str, str]:
         path = importlib.import_module(package).__path__
     except ModuleNotFoundError as error:
         if error.name is not None and (package == error.name or package.startswith(f"{error.name}.")):
-            return {}  # it has no such folder
+            return {}  # there is no such folder
         raise ValueError(f"{package} cannot be used: {error}") from error
     names = (module.name for module in pkgutil.iter_modules(path))
     return {name: f"{package}.{name}" for name in names if not name.startswith("_")}
 
 
 def _package_of(folder: Path) -> str:
-    """A folder as a package: its files may then import each other."""
+    """Make a folder a package, so that its files can import each other."""
     digest = blake2b(str(folder).encode(), digest_size=4).hexdigest()
     name = re.sub(r"\W", "_", f"heedful_parts_{folder.name}_{digest}")
     if name not in sys.modules:
@@ -118,7 +118,7 @@ def _package_of(folder: Path) -> str:
 
 
 def _clashes(package: str) -> list[tuple[str, str]]:
-    """Parts with the name of one of ours: (theirs, ours)."""
+    """Custom parts with the name of a built-in one: (custom, built-in)."""
     folders = ("model/attention", "model/position", "model/input", "model/stack", "model/architecture", "tasks")
     found = []
     for folder in folders:

@@ -159,7 +159,7 @@ MISTAKES = {
     "unknown recipe": (["train", "CORPUS", "--out", "OUT", "--recipe", "tny"], "did you mean 'tiny'?"),
     "bad budget": (["train", "CORPUS", "--out", "OUT", "--budget", "soon"], "budget 'soon' is not one of 20m"),
     "only keys": (["train", "seed=3", "--out", "OUT"], "heedful: no file to train on"),
-    "plain text as pairs": (["train", "TEXT", "--out", "OUT"], "pairs come as TSV"),
+    "plain text as pairs": (["train", "TEXT", "--out", "OUT"], "pairs must be TSV"),
     "no usable line": (["data", "check", "EMPTY"], "no usable line among 1 (1 only one column)"),
 }
 
@@ -220,7 +220,7 @@ def test_two_trainings_in_one_folder_are_one_too_many(corpus, tmp_path):
         first.kill()
         first.stderr.read()
     assert second.returncode == 2
-    assert f"another training is at work in {out} already (process {first.pid})" in second.stderr
+    assert f"another training is already running in {out} (process {first.pid})" in second.stderr
     train(corpus, out, "training.steps=30")  # a kill has freed it
 
 
@@ -233,6 +233,6 @@ def test_held_out_pairs_are_kept_for_evaluate_and_training_pairs_are_said_to_be_
     }
     result = heedful(corpus, "evaluate", out, "--json")
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["sentences"] == len(kept) and "trained on" not in result.stderr
+    assert json.loads(result.stdout)["sentences"] == len(kept) and "training data" not in result.stderr
     result = heedful(corpus, "evaluate", out, corpus, "--json")
-    assert "is what" in result.stderr and "was trained on: these scores say nothing of new texts" in result.stderr
+    assert f"{corpus} is the training data of {out}: these scores say nothing about new texts" in result.stderr

@@ -46,7 +46,7 @@ def test_as_many_lines_out_as_in_whatever_is_in_them(place):
     code, out, said = heedful(place, "translate", "a", stdin=lines)
     assert code == 0, said
     assert out.count("\n") == 7 and out.split("\n")[1] == "" and out.split("\n")[4] == ""
-    assert "line 4 is not UTF-8; what cannot be read is replaced" in said
+    assert "line 4 is not valid UTF-8; invalid bytes are replaced" in said
     assert "line 6: too long for the model: translated in" in said
 
 
@@ -135,7 +135,7 @@ def test_moses_n_best(place):
 def test_json_lines_pass_through_what_they_do_not_know(place):
     lines = '{"text": "a b", "id": 7, "target_prefix": "j"}\n{"text": "c d", "avoid": ["c"]}\nnot json\n'
     code, out, said = heedful(place, "translate", "a", "--input-format", "jsonl", stdin=lines.encode())
-    assert code == 1 and "line 3: not a JSON object with a text" in said
+    assert code == 1 and "line 3: not a JSON object with a text field" in said
     first, second, third = (json.loads(line) for line in out.splitlines())
     assert first["id"] == 7 and first["sentence_id"] == 0 and first["translation"].startswith("j")
     assert "c" not in second["translation"] and third["error"]

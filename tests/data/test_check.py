@@ -54,7 +54,7 @@ def test_umlauts_and_accents_are_no_mojibake():
 def test_leakage_exact_and_nearly():
     others = [Line("valid", 1, LONG[7]), Line("valid", 2, ("THIS IS sentence number 9!", "anders"))]
     found = noticed(check(lines(LONG), others=others))
-    assert found == {"also in validation or test": 1, "source nearly as in validation or test": 1}
+    assert found == {"also in validation or test": 1, "source almost the same as in validation or test": 1}
 
 
 def test_duplicates_are_counted_exactly_when_hashes_go_to_disk(monkeypatch):

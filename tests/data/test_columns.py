@@ -52,7 +52,7 @@ def test_a_label_that_training_has_not_is_left_out_and_counted(tmp_path):
 
 def test_tags_go_with_words_one_by_one(tmp_path):
     file = write(tmp_path / "t.tsv", [("the cat", "D N")] * 30 + [("a dog barks", "D N")])
-    assert rows(file, TAGGED)[-1] == "tags: not as many as words"
+    assert rows(file, TAGGED)[-1] == "tags: their number differs from that of the words"
     prepared = made(tmp_path, file, TAGGED)
     assert prepared.labels == {"tags": ["D", "N"]}
     assert [row.tolist() for row in prepared.store("train").rows(1, np.arange(2))] == [[0, 1], [0, 1]]
@@ -90,7 +90,7 @@ def test_rows_that_cannot_be_used_are_told(tmp_path):
 
 def test_plain_text_is_no_table(tmp_path):
     (tmp_path / "a.txt").write_text("just words\n")
-    with pytest.raises(ValueError, match=r"a.txt: rows come as TSV \(text, tab, label\) or as JSONL; this is neither"):
+    with pytest.raises(ValueError, match=r"a.txt: rows must be TSV \(text, tab, label\) or JSONL; this is neither"):
         Inputs((tmp_path / "a.txt",), columns=LABELLED)
 
 
@@ -118,7 +118,7 @@ def test_held_out_rows_are_chosen_by_their_text_wherever_it_stands(tmp_path):
 def test_tags_are_counted_against_the_text_wherever_it_stands(tmp_path):
     columns = (Column("label", "label"), Column("text"), Column("tags", "tags"))
     file = write(tmp_path / "t.tsv", [("x", "the cat", "D N"), ("x", "the cat", "D")])
-    assert rows(file, columns) == [("x", "the cat", "D N"), "tags: not as many as words"]
+    assert rows(file, columns) == [("x", "the cat", "D N"), "tags: their number differs from that of the words"]
 
 
 def test_rows_without_any_text_are_prepared_too(tmp_path):
@@ -144,7 +144,9 @@ def test_three_texts_share_a_tokenizer(tmp_path):
     columns = (Column("a"), Column("b"), Column("c"))
     file = write(tmp_path / "t.tsv", [(f"x{n}", f"y{n}", f"z{n}") for n in range(30)])
     inputs = Inputs((file,), columns=columns)
-    with pytest.raises(ValueError, match="tokenizer.joint=false is for pairs, but there are 3 texts in a row"):
+    with pytest.raises(
+        ValueError, match="tokenizer.joint=false is for pairs, but rows have 3 texts; use tokenizer.joint=true"
+    ):
         prepare(inputs, DataConfig(), TokenizerConfig(kind="character", joint=False), cache=tmp_path / "cache")
     first, second = (prepare(inputs, DataConfig(), CHARACTERS, cache=tmp_path / "cache") for _ in range(2))
     assert first.folder == second.folder and len(second.tokenizers) == 3
@@ -154,5 +156,5 @@ def test_a_tokenizer_that_lacks_what_the_task_needs_is_refused(tmp_path):
     file = write(tmp_path / "l.tsv", [(f"text {n}", "ab"[n % 2]) for n in range(30)])
     given = made(tmp_path, file, LABELLED).tokenizers
     inputs = Inputs((file,), columns=LABELLED)
-    with pytest.raises(ValueError, match="the task needs the special tokens <mask>, which this tokenizer has not"):
+    with pytest.raises(ValueError, match="the task needs the special tokens <mask>, which this tokenizer lacks"):
         prepare(inputs, DataConfig(), CHARACTERS, cache=tmp_path / "c", given=given, specials=["<cls>", "<mask>"])

@@ -102,7 +102,7 @@ def test_parallel_files_of_unequal_length_stop(tmp_path):
 
 
 def test_one_plain_file_is_no_pair(tmp_path):
-    with pytest.raises(ValueError, match="pairs come as TSV .* this is none of them"):
+    with pytest.raises(ValueError, match="pairs must be TSV .* this is none of them"):
         list(read_pairs([write(tmp_path / "book.txt", "just text\n")]))
 
 
@@ -154,10 +154,10 @@ def test_a_byte_order_mark_tells_the_encoding(tmp_path, encoding):
 def test_utf_16_without_a_mark_is_refused_and_not_trained_on_as_debris(tmp_path):
     path = tmp_path / "p.tsv"
     path.write_bytes("one\ttwo\nthree\tfour\n".encode("utf-16-le"))
-    with pytest.raises(ValueError, match="p.tsv:1 holds a NUL byte, which no text has; is it UTF-16 without"):
+    with pytest.raises(ValueError, match="p.tsv:1 contains a NUL byte, so it is not UTF-8 text; is it UTF-16 without"):
         list(read_pairs([path]))
     path.write_bytes(b"\xff\xfeo\x00n\x00e\x00\t")
-    with pytest.raises(ValueError, match="begins like UTF-16, but is not"):
+    with pytest.raises(ValueError, match="has the byte-order mark of UTF-16, but is not valid"):
         list(read_pairs([path]))
 
 

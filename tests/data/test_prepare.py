@@ -23,7 +23,7 @@ def run(tmp_path, file, *, data=None, config=CHARACTERS, **splits):
 def test_a_second_start_finds_everything_done(tmp_path):
     file = pairs(tmp_path / "p.tsv")
     first, said = run(tmp_path, file)
-    assert said == ["looking over the corpus", "training the tokenizer", "tokenising the corpus"]
+    assert said == ["checking the corpus", "training the tokenizer", "tokenising the corpus"]
     moved = file.rename(tmp_path / "other-name.tsv")
     second, said = run(tmp_path, moved)
     assert said == [] and second.folder == first.folder and second.facts == first.facts
@@ -73,7 +73,7 @@ def test_too_long_pairs_are_left_out_and_counted(tmp_path):
     file.write_text(file.read_text() + f"{'x ' * 200}\tlong\n")
     found, _ = run(tmp_path, file, data=DataConfig(max_length=50))
     assert found.facts["too_long"] == 1
-    with pytest.raises(ValueError, match="no pair is left to train on: .* have more than 1 tokens on a side; raise"):
+    with pytest.raises(ValueError, match="no pairs are left to train on: .* have more than 1 tokens on a side; raise"):
         run(tmp_path, file, data=DataConfig(max_length=1))
 
 
@@ -152,7 +152,7 @@ def test_a_file_of_which_most_lines_cannot_be_used_is_refused(tmp_path):
     file = tmp_path / "p.tsv"
     file.write_text("one\teins\n" * 40 + "no tab here\n" * 60)
     with pytest.raises(
-        ValueError, match="p.tsv: only 40 of 100 lines can be used .60 only one column, such as p.tsv:41"
+        ValueError, match="p.tsv: only 40 of 100 lines are usable .60 only one column, such as p.tsv:41"
     ):
         run(tmp_path, file)
 

@@ -240,13 +240,13 @@ def test_a_damaged_checkpoint_is_passed_over(corpus, tmp_path, capfd):
     (out / "README.md").unlink()
     run(corpus, out)
     said = capfd.readouterr().err
-    assert "checkpoint 30 is damaged (optimizer.safetensors has changed); going back to the one before it" in said
-    assert "going on from step 20" in said
+    assert "checkpoint 30 is damaged (optimizer.safetensors has changed); falling back to the previous one" in said
+    assert "resuming from step 20" in said
     same(whole, weights(out / "checkpoints" / "30"))
     assert newest(out / "checkpoints", print).step == 30  # a whole one has taken its place
     for step in steps(out / "checkpoints"):
         (out / "checkpoints" / str(step) / "model.safetensors").write_bytes(b"gone")
-    with pytest.raises(ValueError, match="no checkpoint in .* is whole; move that folder away to begin again"):
+    with pytest.raises(ValueError, match="every checkpoint in .* is damaged; move that folder away to start over"):
         run(corpus, out)
 
 
@@ -258,7 +258,7 @@ def test_a_half_written_checkpoint_is_never_taken(tmp_path):
     (tmp_path / "30").mkdir()  # renamed by hand, say: no checksums
     said = []
     assert newest(tmp_path, said.append).step == 10
-    assert said == ["checkpoint 30 is damaged (no checksums); going back to the one before it"]
+    assert said == ["checkpoint 30 is damaged (no checksums); falling back to the previous one"]
 
 
 def test_a_full_disk_stops_with_a_clear_line_and_leaves_the_last_checkpoint_whole(corpus, tmp_path, monkeypatch):
@@ -285,7 +285,7 @@ def test_a_full_disk_stops_with_a_clear_line_and_leaves_the_last_checkpoint_whol
 def test_a_changed_recipe_is_refused_with_the_difference(corpus, tmp_path):
     out = tmp_path / "run"
     run(corpus, out)
-    with pytest.raises(ValueError, match=r"begun with another recipe \(training.learning_rate: 0.002 -> 0.01\)"):
+    with pytest.raises(ValueError, match=r"started with another recipe \(training.learning_rate: 0.002 -> 0.01\)"):
         run(corpus, out, "training.learning_rate=0.01")
     with pytest.raises(ValueError, match=r"model.decoder.layers: 1 -> 2"):
         run(corpus, out, "model.decoder.layers=2")
@@ -295,7 +295,7 @@ def test_changed_files_are_refused(corpus, tmp_path):
     out = tmp_path / "run"
     run(corpus, out)
     other = pairs(tmp_path / "other.tsv", seed=5)
-    with pytest.raises(ValueError, match="the files have changed since .* was begun"):
+    with pytest.raises(ValueError, match="the files have changed since .* was started"):
         run(other, out, cache=tmp_path / "cache")
 
 
@@ -365,7 +365,7 @@ def test_a_model_too_large_for_the_memory_is_told_so(corpus, tmp_path, monkeypat
     from heedful.training import plan
 
     monkeypatch.setattr(plan, "free_memory", lambda: 1000)
-    with pytest.raises(ValueError, match="does not fit the memory even row by row; choose a smaller one"):
+    with pytest.raises(ValueError, match="does not fit in memory even row by row; choose a smaller one"):
         run(corpus, tmp_path / "run", "training.batch_tokens=auto")
 
 
@@ -378,8 +378,8 @@ def test_a_high_first_loss_is_no_explosion(corpus, tmp_path):
 def test_a_few_pairs_are_enough_and_said_to_be_few(tmp_path, capfd):
     corpus = pairs(tmp_path / "few.tsv", 3)
     run(corpus, tmp_path / "run", "training.steps=10")
-    assert "validation is on the training data" in capfd.readouterr().err
-    assert "Scores on the training data (no other)" in (tmp_path / "run" / "README.md").read_text()
+    assert "too few rows to hold any out: validating on the training data" in capfd.readouterr().err
+    assert "Scores on the training data (nothing was held out)" in (tmp_path / "run" / "README.md").read_text()
 
 
 def test_more_tokens_than_learned_positions_are_refused_before_anything_is_done(corpus, tmp_path):

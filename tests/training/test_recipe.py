@@ -52,7 +52,7 @@ def test_keys_change_on_the_command_line():
             "task causal_lm trains language-model models, and encoder_decoder is not one",
         ),
         ("tiny", ["task=translaton"], "task: unknown task 'translaton'; did you mean 'translation'?"),
-        ("tiny", ["tokenizer.joint=false"], "two vocabularies cannot share one table; set model.tie=output"),
+        ("tiny", ["tokenizer.joint=false"], "two vocabularies cannot share one embedding table; set model.tie=output"),
         (
             "char-gpt",
             ["training.metric=bleu"],
@@ -195,7 +195,7 @@ def test_a_plan_for_single_words_takes_characters(tmp_path):
     (tmp_path / "s.tsv").write_text("".join(f"two words {n}\tzwei {n}\n" for n in range(50)))
     words, sentences = (look_over(Inputs((tmp_path / name,))) for name in ("w.tsv", "s.tsv"))
     assert with_characters(read_recipe("tiny"), words, said.append).tokenizer.kind == "character"
-    assert said == ["plan: sources are single words, so characters are the tokens (tokenizer.kind=character)"]
+    assert said == ["plan: sources are single words, so tokens are characters (tokenizer.kind=character)"]
     assert with_characters(read_recipe("tiny"), sentences, said.append).tokenizer.kind == "bpe"
     assert with_characters(read_recipe("tiny", ["tokenizer.vocab=500"]), words, said.append).tokenizer.kind == "bpe"
     assert (

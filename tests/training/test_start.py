@@ -44,7 +44,7 @@ def begin(place, corpus, out, base, *changes):
 
 def test_it_goes_on_from_the_weights_and_the_tokenizer_of_a_folder(place, corpus, base, capfd):
     begin(place, corpus, "next", base, "training.learning_rate=1e-9")
-    assert f"starts from the weights of {base}" in capfd.readouterr().err
+    assert f"starting from the weights of {base}" in capfd.readouterr().err
     assert (place / "next" / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
     first, second = (load_file(folder / "model.safetensors") for folder in (base, place / "next"))
     for name in first:
@@ -52,12 +52,12 @@ def test_it_goes_on_from_the_weights_and_the_tokenizer_of_a_folder(place, corpus
 
 
 def test_another_preset_and_a_folder_that_is_none_are_refused(place, base):
-    with pytest.raises(ValueError, match="the model is that of start_from; leave out model.preset, or start_from"):
+    with pytest.raises(ValueError, match="start_from already defines the model; remove model.preset or start_from"):
         read_recipe("tiny", [f"start_from={base}", "model.preset=vaswani-base"])
     with pytest.raises(ValueError, match="start_from: there is no folder"):
         read_recipe("tiny", ["start_from=/nowhere/at/all"])
     (place / "empty").mkdir(exist_ok=True)
-    with pytest.raises(ValueError, match="holds neither a model of heedful"):
+    with pytest.raises(ValueError, match="holds neither a Heedful model .config.yaml. nor a Hugging Face model"):
         read_recipe("tiny", [f"start_from={place / 'empty'}"])
 
 
@@ -71,7 +71,7 @@ def test_a_body_that_does_not_fit_is_refused_and_a_head_that_does_not_is_new(bas
     model = create(changed)
     before = model.head.table.weight.clone()
     take_weights(model, base, said.append)
-    assert said == [f"starts from the weights of {base}; new: head"]
+    assert said == [f"starting from the weights of {base}; new: head"]
     assert torch.equal(model.head.table.weight, before)
     assert torch.equal(model.embedding.weight, load_file(base / "model.safetensors")["embedding.weight"])
 
@@ -113,7 +113,7 @@ def test_a_base_that_has_changed_since_is_refused(place, corpus, base):
     weights = (base / "model.safetensors").read_bytes()
     try:
         (base / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
-        with pytest.raises(ValueError, match="was begun with another recipe"):
+        with pytest.raises(ValueError, match="was started with another recipe"):
             begin(place, corpus, "changing", base)
     finally:
         (base / "model.safetensors").write_bytes(weights)
@@ -155,7 +155,7 @@ def test_another_tokenizer_than_that_of_the_weights_is_refused(place, corpus, ba
     from heedful.text.tokenizer import TokenizerConfig, train_tokenizer
 
     train_tokenizer(["x y z"], TokenizerConfig(kind="character"), vocab=0).save(tmp_path / "other.json")
-    with pytest.raises(ValueError, match="the weights of start_from belong to its own tokenizer"):
+    with pytest.raises(ValueError, match="the weights of start_from require its own tokenizer; remove tokenizer.file"):
         begin(place, corpus, "other", base, f"tokenizer.file={tmp_path / 'other.json'}")
     begin(place, corpus, "same", base, f"tokenizer.file={base / 'tokenizer.json'}")
 

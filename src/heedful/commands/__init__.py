@@ -1,1 +1,1 @@
-"""One file per verb: the only place that reads the command line and prints."""
+"""One file per command: the only place that parses the command line and prints."""

@@ -1,4 +1,4 @@
-"""`heedful corpus`: a corpus to begin with."""
+"""`heedful corpus`: a generated corpus to start with."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-corpus = typer.Typer(name="corpus", help="A corpus to begin with, made up on the spot.", no_args_is_help=True)
+corpus = typer.Typer(name="corpus", help="Generate a corpus to start with.", no_args_is_help=True)
 
 
 @corpus.callback()
@@ -17,15 +17,16 @@ def _corpus() -> None:
 @corpus.command()
 def mini(
     pair: Annotated[str, typer.Option(help="en-de or en-zh.")] = "en-de",
-    lines: Annotated[int, typer.Option(help="How many pairs to train on.")] = 20_000,
+    lines: Annotated[int, typer.Option(help="Number of training pairs.")] = 20_000,
     out: Annotated[Path | None, typer.Option(help="The folder to write.", show_default="mini-PAIR")] = None,
-    seed: Annotated[int, typer.Option(help="Another one makes up other sentences.")] = 1,
+    seed: Annotated[int, typer.Option(help="Random seed; another one gives other sentences.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
 ) -> None:
-    """Write train.tsv, valid.tsv and test.tsv: correct sentences of a small grammar with a few hundred words.
+    """Write train.tsv, valid.tsv and test.tsv: correct sentences from a small grammar with a few hundred words.
 
-    German: gender, case, endings, verbs at the end and verbs that come apart. Chinese: measure words, the time before
-    the verb, clauses before the noun. The test set puts words together that were never together in training.
+    German covers gender, case, inflection, clause-final verbs and separable verbs. Chinese covers measure words, time
+    expressions before the verb and relative clauses before the noun. The test set contains only word combinations that
+    do not occur in training.
 
     Examples:
 

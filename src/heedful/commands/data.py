@@ -1,4 +1,4 @@
-"""`heedful data check`: a look over a corpus before any work is spent on it."""
+"""`heedful data check`: check a corpus before training on it."""
 
 import json
 from pathlib import Path
@@ -9,24 +9,26 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-data = typer.Typer(name="data", help="Look over corpora.", no_args_is_help=True)
+data = typer.Typer(name="data", help="Check corpora.", no_args_is_help=True)
 
 
 @data.callback()
 def verbs() -> None:
-    """Look over corpora."""
+    """Check corpora."""
 
 
 @data.command()
 def check(
     files: Annotated[list[Path], typer.Argument(help="TSV or JSONL with pairs, or two parallel files; .gz too.")],
-    valid: Annotated[list[Path] | None, typer.Option(help="Validation pairs, to be looked for in the files.")] = None,
-    test: Annotated[list[Path] | None, typer.Option(help="Test pairs, to be looked for in the files.")] = None,
-    fields: Annotated[str, typer.Option(help="What JSONL calls the columns, such as en,zh.")] = "",
+    valid: Annotated[
+        list[Path] | None, typer.Option(help="Validation pairs; reports those found in the files.")
+    ] = None,
+    test: Annotated[list[Path] | None, typer.Option(help="Test pairs; reports those found in the files.")] = None,
+    fields: Annotated[str, typer.Option(help="JSONL field names of the columns, such as en,zh.")] = "",
     text: Annotated[bool, typer.Option("--text", help="The files are plain text, not pairs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Lines, lengths, duplicates, and whatever looks wrong, with line numbers.
+    """Report line counts, lengths, duplicates and suspicious lines, with line numbers.
 
     Examples:
 
@@ -64,7 +66,7 @@ def report_table(report: dict[str, Any]) -> "Table":
     table.add_row("usable", f"{report['usable']:,}", "")
     for side in report["sides"]:
         half, most, nearly, longest = side["quantiles"]
-        lengths = f"half have up to {half} words, 90 % {most}, 99 % {nearly}, the longest {longest}"
+        lengths = f"words per line: median {half}, 90 % up to {most}, 99 % up to {nearly}, longest {longest}"
         table.add_row(f"{side['name']} words", f"{side['words']:,}", lengths)
     for name, found in report["labels"].items():
         most = sorted(found.items(), key=lambda pair: -pair[1])[:8]

@@ -1,4 +1,4 @@
-"""`heedful doctor`: what this machine has, and what will be used of it."""
+"""`heedful doctor`: what this machine has, and what Heedful will use."""
 
 import json
 import os
@@ -16,13 +16,15 @@ OPTIONAL = {"matplotlib": "pictures", "tensorboard": "curves in TensorBoard", "t
 
 def doctor(
     model: Annotated[
-        Path | None, typer.Argument(help="A model folder: say part by part what runs it on a CPU.")
+        Path | None, typer.Argument(help="A model folder: show what runs each of its components on a CPU.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     parts: Parts = None,
 ) -> None:
-    """Say what this machine has (cores, memory, GPU, packages) and what Heedful will use. Of a model, say which parts
-    are run by our CPU kernels, in training and in decoding, and why the others are not.
+    """Show what this machine has (cores, memory, GPU, packages) and what Heedful will use.
+
+    For a model, show which components run on Heedful's CPU kernels, in training and in decoding, and why the others do
+    not.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`heedful evaluate` and `heedful score`: how good is it, in figures to report."""
+"""`heedful evaluate` and `heedful score`: evaluation metrics and log-probabilities."""
 
 import json
 import math
@@ -21,27 +21,27 @@ def evaluate(
         list[Path],
         typer.Argument(
             metavar="MODEL... [TEST]",
-            help="Model folders, then the test pairs; without, those that the first model's training kept out.",
+            help="Model folders, then a test file. Default: the pairs that the first model's training held out.",
         ),
     ],
     num_beams: Annotated[int, typer.Option("--num-beams", "--beam-size", "-b", help="1 = greedy.")] = 4,
     length_penalty: Annotated[float, typer.Option(help="Score / length^this.")] = 1.0,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens translated together.")] = 2048,
-    streams: Annotated[int, typer.Option(min=0, help="Batches translated at once; 0 = one for each core.")] = 0,
-    quantize: Annotated[str, typer.Option(help="int8: weights in a quarter of the memory, on the CPU.")] = "",
-    shortlist: Annotated[bool, typer.Option("--shortlist", help="Look only at likely words.")] = False,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens per batch.")] = 2048,
+    streams: Annotated[int, typer.Option(min=0, help="Batches translated in parallel; 0 = one per core.")] = 0,
+    quantize: Annotated[str, typer.Option(help="int8: a quarter of the memory for weights; CPU only.")] = "",
+    shortlist: Annotated[bool, typer.Option("--shortlist", help="Consider only likely target tokens.")] = False,
     tokenize: Annotated[
         str,
-        typer.Option(help="BLEU's tokenizer: 13a, zh, ja-mecab, ko-mecab, char ... Default: by language or script."),
+        typer.Option(help="BLEU tokenizer: 13a, zh, ja-mecab, ko-mecab, char ... Default: by language or script."),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     parts: Parts = None,
 ) -> None:
-    """Translate a test set and score it: sacreBLEU's BLEU, chrF and TER, exact match, perplexity, speed.
+    """Translate a test set and score it: BLEU, chrF and TER by sacreBLEU, exact match, perplexity, speed.
 
-    Several models stand side by side, with paired bootstrap tests against the first. For a language model and a text
-    file: perplexity and bits per byte.
+    Several models are shown side by side, with paired bootstrap tests against the first. For a language model and a
+    text file: perplexity and bits per byte.
 
     Examples:
 
@@ -75,7 +75,7 @@ def evaluate(
     language = str(recipe.get("data", {}).get("target_language", ""))
     cut = tokenization(references, language=language, tokenize=tokenize)
     if cut.name != "13a":
-        print(f"heedful: BLEU counts words by the tokenizer {cut.name}: {cut.why}", file=sys.stderr)
+        print(f"heedful: BLEU uses the tokenizer {cut.name}: {cut.why}", file=sys.stderr)
     config = GenerationConfig(num_beams=num_beams, length_penalty=length_penalty)
     results, texts = {}, {}
     for number, folder in enumerate(folders):
@@ -99,12 +99,14 @@ def evaluate(
 
 
 def _test_of(models: list[Path]) -> tuple[list[Path], Path]:
-    """The model folders and the test file: the one given, or what the first model's training kept out."""
+    """The model folders and the test file: the one given, or the pairs that the first model's training held out."""
     *folders, test = models
     if test.is_dir():
         folders, test = models, models[0] / "test.tsv"
         if not test.is_file():
-            raise ValueError(f"{models[0]} has no test.tsv of its own; give a test file after the model")
+            raise ValueError(
+                f"{models[0]} has no test.tsv, since no pairs were held out; give a test file after the model"
+            )
     elif not folders:
         raise ValueError("give a model folder and a test file, such as: heedful evaluate runs/my-model test.tsv")
     if not test.is_file():
@@ -113,7 +115,7 @@ def _test_of(models: list[Path]) -> tuple[list[Path], Path]:
 
 
 def _say_if_trained_on(folder: Path, test: Path) -> None:
-    """A score on what was trained on says nothing of new texts."""
+    """Warn if the test file is the training file: the scores then say nothing about new texts."""
     from heedful.data.digest import file_digest
 
     try:
@@ -122,21 +124,25 @@ def _say_if_trained_on(folder: Path, test: Path) -> None:
         return
     if file_digest(test) in trained:
         print(
-            f"heedful: {test} is what {folder} was trained on: these scores say nothing of new texts", file=sys.stderr
+            f"heedful: {test} is the training data of {folder}: these scores say nothing about new texts",
+            file=sys.stderr,
         )
 
 
 def score(
     models: Annotated[
-        list[Path], typer.Argument(metavar="MODEL [BACK] PAIRS", help="A model, maybe one of the way back, and pairs.")
+        list[Path],
+        typer.Argument(metavar="MODEL [BACK] PAIRS", help="A model, optionally the reverse model, and pairs."),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="JSONL with the log-probability of every token.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSONL with the log-probability of every token.")
+    ] = False,
     parts: Parts = None,
 ) -> None:
-    """The log-probability of each pair: a line each, source and target after it.
+    """Print the log-probability of each pair, one per line, followed by source and target.
 
-    With a second model, which translates the other way, its log-probability of the source given the target stands in
-    the second column.
+    With a second model for the reverse direction, the second column is the log-probability of the source given the
+    target.
 
     Examples:
 
@@ -173,7 +179,7 @@ def _pairs(file: Path) -> list[tuple[str, str]]:
     pairs = []
     for line in read_pairs([file]):
         if isinstance(line, Fault):
-            print(f"heedful: {line.file}:{line.number} left out: {line.reason}", file=sys.stderr)
+            print(f"heedful: {line.file}:{line.number} skipped: {line.reason}", file=sys.stderr)
         else:
             pairs.append((line.texts[0], line.texts[1]))
     if not pairs:
@@ -208,11 +214,11 @@ def _evaluate(
 
 
 def _show_numbers(use: Any, folders: list[Path], test: Path, as_json: bool) -> None:
-    """Of a model that does not translate: whatever it measures of itself."""
+    """The task's own evaluation, for models that do not translate."""
     if len(folders) > 1:
-        raise ValueError("only translators are compared side by side; give one model folder and a test file")
+        raise ValueError("only translation models can be compared; give one model folder and a test file")
     if not hasattr(use, "evaluate"):
-        raise ValueError(f"the task of {folders[0]} has no evaluation of its own")
+        raise ValueError(f"the task of {folders[0]} has no evaluation")
     data = {"test": test.name, **use.evaluate(test)}
     print(json.dumps(data, indent=2) if as_json else "\n".join(f"{name}: {value}" for name, value in data.items()))
 

@@ -1,4 +1,4 @@
-"""`heedful generate`: a language model goes on from a prompt."""
+"""`heedful generate`: a language model continues a prompt."""
 
 import json
 import sys
@@ -12,18 +12,20 @@ from heedful.commands.options import Parts
 
 def generate(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
-    prompt: Annotated[list[str] | None, typer.Argument(help="What to go on from; without, standard input.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="At most so many tokens.")] = 200,
-    num_return_sequences: Annotated[int, typer.Option("--num-return-sequences", "-n", help="How many texts.")] = 1,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
-    temperature: Annotated[float, typer.Option(help="Above 1: wilder.")] = 0.8,
-    top_k: Annotated[int, typer.Option(help="From the k likeliest; 0 = all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="From the likeliest that make up p.")] = 0.95,
-    min_p: Annotated[float, typer.Option(help="From what is at least p times as likely as the best.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: repeat less.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Of the samples.")] = None,
+    prompt: Annotated[list[str] | None, typer.Argument(help="Text to continue. Default: standard input.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 200,
+    num_return_sequences: Annotated[
+        int, typer.Option("--num-return-sequences", "-n", help="Continuations per prompt.")
+    ] = 1,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always pick the most likely token.")] = False,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; higher = more random.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 = all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample from the top tokens with total probability p.")] = 0.95,
+    min_p: Annotated[float, typer.Option(help="Drop tokens less likely than p times the best one.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: less repetition.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Random seed of the samples.")] = None,
     stop_strings: Annotated[
-        list[str] | None, typer.Option("--stop-strings", "--stop", help="End before this string.")
+        list[str] | None, typer.Option("--stop-strings", "--stop", help="Stop before this string.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSONL.")] = False,
     parts: Parts = None,

@@ -1,6 +1,6 @@
-"""The command `heedful`: collects the verbs, and turns a person's mistake into one line and exit code 2.
+"""The `heedful` command: collects the subcommands, and turns a user error into one line and exit code 2.
 
-Verbs import what is heavy when they run, so that `heedful --help` answers at once.
+Subcommands import heavy modules only when they run, so that `heedful --help` is instant.
 """
 
 import os
@@ -27,7 +27,7 @@ from heedful.memory import keep_freed_memory
 
 app = typer.Typer(
     name="heedful",
-    help="From a file of text pairs to a trained, measured, served and inspectable Transformer.",
+    help="Train, evaluate, serve and inspect Transformer sequence-to-sequence models from your own text pairs.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -58,7 +58,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     pass

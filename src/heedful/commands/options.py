@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Options shared by several commands."""
 
 from typing import Annotated
 
@@ -18,7 +18,7 @@ Parts = Annotated[
     list[str] | None,
     typer.Option(
         "--parts",
-        help="A folder, or an installed package, with parts of your own that the model needs. Its code is run.",
+        help="Folder or installed package with custom components that the model needs. Its code is executed.",
         callback=_use,
     ),
 ]

@@ -1,4 +1,4 @@
-"""`heedful params`: what a model costs, before it is built."""
+"""`heedful params`: the size and cost of a model, before it is built."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -15,21 +15,19 @@ if TYPE_CHECKING:
 def params(
     preset: Annotated[
         str | None,
-        typer.Argument(
-            help="A preset, such as vaswani-base, or a recipe's YAML file. Without one, presets are listed."
-        ),
+        typer.Argument(help="A preset, such as vaswani-base, or a recipe's YAML file. Default: list the presets."),
     ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Keys to change, such as vocab=8000 encoder.layers=3."),
     ] = None,
-    length: Annotated[int, typer.Option(min=1, help="How many tokens each token looks at, for the FLOPs.")] = 512,
+    length: Annotated[int, typer.Option(min=1, help="Context length in tokens, for the FLOPs.")] = 512,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     parts: Parts = None,
 ) -> None:
-    """Parameters by component, FLOPs per token, bytes of weights and of the key/value cache.
+    """Print parameters by component, FLOPs per token, and the memory of weights and key/value cache.
 
-    Parameters are given by closed formula and by counting the model, laid out without memory.
+    Parameters are computed by formula and by counting those of the model, which is built without allocating memory.
 
     Examples:
 
@@ -116,4 +114,4 @@ def _print(preset: str, cost: "Cost") -> None:
     console.print(parameters)
     console.print(memory)
     for kind, flops in cost.flops.items():
-        console.print(f"forward pass: {flops:,} FLOPs per {kind}, looking at {cost.length} tokens", highlight=False)
+        console.print(f"forward pass: {flops:,} FLOPs per {kind}, context {cost.length} tokens", highlight=False)

@@ -1,4 +1,4 @@
-"""`heedful plot`: pictures where people would rather look than read."""
+"""`heedful plot`: plots of attention, positions, schedules and trainings."""
 
 import json
 import sys
@@ -9,8 +9,8 @@ import typer
 
 from heedful.commands.options import Parts
 
-plot = typer.Typer(name="plot", help="Pictures, as PNG files.", no_args_is_help=True)
-Json = Annotated[bool, typer.Option("--json", help="Print the file's name as JSON.")]
+plot = typer.Typer(name="plot", help="Plots, as PNG files.", no_args_is_help=True)
+Json = Annotated[bool, typer.Option("--json", help="Print the file name as JSON.")]
 
 
 @plot.callback()
@@ -24,12 +24,12 @@ def attention(
     text: Annotated[str, typer.Argument(help="The text to translate.")],
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("attention.png"),
     kind: Annotated[str, typer.Option(help="cross, encoder or decoder.")] = "cross",
-    head: Annotated[str, typer.Option(help="Only this one, large: LAYER.HEAD, from 0; or `aligner`.")] = "",
-    part: Annotated[int, typer.Option(min=1, help="Of a text that is translated in parts, which one.")] = 1,
+    head: Annotated[str, typer.Option(help="Plot only this head: LAYER.HEAD, from 0, or `aligner`.")] = "",
+    part: Annotated[int, typer.Option(min=1, help="Which part, if a long text is translated in parts.")] = 1,
     as_json: Json = False,
     parts: Parts = None,
 ) -> None:
-    """What every layer and head looks at while a text is translated.
+    """Plot the attention of every layer and head while a text is translated.
 
     Examples:
 
@@ -45,7 +45,7 @@ def attention(
     only = None
     if head == "aligner":
         if translator.aligner is None:
-            raise ValueError(f"{model} has no alignment.json: no head has been chosen to align by")
+            raise ValueError(f"{model} has no alignment.json, so there is no alignment head")
         only = (translator.aligner.layer, translator.aligner.head)
     elif head:
         layer, _, number = head.partition(".")
@@ -54,7 +54,7 @@ def attention(
         only = (int(layer), int(number))
     pieces = translated_parts(translator, text)
     if part > len(pieces):
-        raise ValueError(f"there is no part {part}; the text was translated in {len(pieces)}")
+        raise ValueError(f"there is no part {part}; the text was translated in {len(pieces)} parts")
     if len(pieces) > 1:
         print(f"the text was translated in {len(pieces)} parts; this is part {part} (--part)", file=sys.stderr)
     source, found = pieces[part - 1]
@@ -65,11 +65,11 @@ def attention(
 @plot.command()
 def positions(
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("positions.png"),
-    length: Annotated[int, typer.Option(min=1, help="How many positions.")] = 100,
-    width: Annotated[int, typer.Option(min=4, help="How many dimensions.")] = 128,
+    length: Annotated[int, typer.Option(min=1, help="Number of positions.")] = 100,
+    width: Annotated[int, typer.Option(min=4, help="Number of dimensions.")] = 128,
     as_json: Json = False,
 ) -> None:
-    """The sinusoidal positions of the paper, as a heat map.
+    """Plot the sinusoidal position encodings of the paper as a heat map.
 
     Examples:
 
@@ -85,7 +85,7 @@ def schedule(
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("schedule.png"),
     as_json: Json = False,
 ) -> None:
-    """The learning rate over the steps of a recipe.
+    """Plot the learning rate over the steps of a recipe.
 
     Examples:
 
@@ -101,7 +101,7 @@ def schedule(
 def training(
     model: Annotated[Path, typer.Argument(help="A model folder, finished or not.")], as_json: Json = False
 ) -> None:
-    """Loss, scores and learning rate of a training: training.png in its folder.
+    """Plot loss, scores and learning rate of a training, as training.png in its folder.
 
     Examples:
 
@@ -119,7 +119,7 @@ def _plots():  # type: ignore[no-untyped-def]
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        raise ValueError("pictures need matplotlib: pip install 'heedful[plot]'") from None
+        raise ValueError("plots need matplotlib: pip install 'heedful[plot]'") from None
     return plots
 
 

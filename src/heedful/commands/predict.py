@@ -1,4 +1,4 @@
-"""`heedful predict`: what a model says of each line, whatever its task is."""
+"""`heedful predict`: a model's prediction for each line, for any task."""
 
 import json
 import sys
@@ -20,15 +20,15 @@ CHUNK = 512  # lines at a time
 
 def predict(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
-    text: Annotated[list[str] | None, typer.Argument(help="Texts; without, the lines of --input.")] = None,
+    text: Annotated[list[str] | None, typer.Argument(help="Texts. Default: the lines of --input.")] = None,
     source: Annotated[str, typer.Option("--input", "-i", help="File to read; - = standard input.")] = "-",
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - = standard output.")] = "-",
-    as_json: Annotated[bool, typer.Option("--json", help="JSONL with all there is to say of a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSONL with all details.")] = False,
     parts: Parts = None,
 ) -> None:
-    """What the model says of each line: a translation, a continuation, a label. As many lines come out as go in.
+    """Predict for each line: a translation, a continuation or a label, by the model's task. One output line per input.
 
-    Where a task reads several columns, they stand in a line with tabs between them.
+    If the task reads several columns, separate them with tabs.
 
     Examples:
 

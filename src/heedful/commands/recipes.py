@@ -1,4 +1,4 @@
-"""`heedful recipes` and `heedful recipe show`: what a training will be made of."""
+"""`heedful recipes` and `heedful recipe show`: the settings of a training."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from heedful.training.recipe import Recipe
 
-recipe = typer.Typer(name="recipe", help="Look at a recipe.", no_args_is_help=True)
+recipe = typer.Typer(name="recipe", help="Show a recipe.", no_args_is_help=True)
 
 
 @recipe.callback()
@@ -50,7 +50,7 @@ def show(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print a recipe with every key filled in, as YAML: a file to start your own from.
+    """Print a recipe with every key filled in, as YAML: a starting point for your own.
 
     Examples:
 

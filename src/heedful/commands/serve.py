@@ -1,4 +1,4 @@
-"""`heedful serve` and `heedful inspect`: models behind HTTP, and the same page as a file."""
+"""`heedful serve` and `heedful inspect`: models over HTTP, and the same page as a file."""
 
 import errno
 import os
@@ -12,32 +12,32 @@ from heedful.commands.options import Parts
 
 
 def serve(
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Model folders: translators, or texts.")],
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 lets others in.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 = any that is free.")] = 8000,
+    models: Annotated[
+        list[Path], typer.Argument(metavar="MODEL...", help="Folders of translation or language models.")
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 = all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 = any free port.")] = 8000,
     api_keys: Annotated[
-        Path | None, typer.Option(help="A file with API keys, one a line; or HEEDFUL_API_KEYS, with commas.")
+        Path | None, typer.Option(help="File with API keys, one per line; or set HEEDFUL_API_KEYS, comma-separated.")
     ] = None,
-    source: Annotated[
-        str, typer.Option("--from", help="The source language, such as en, if the recipe names none.")
-    ] = "",
-    target: Annotated[str, typer.Option("--to", help="The target language, if the recipe names none.")] = "",
-    streams: Annotated[int, typer.Option(min=0, help="Batches translated at once; 0 = one for each core.")] = 0,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens translated together.")] = 2048,
-    wait: Annotated[float, typer.Option(min=0, max=1, help="Seconds a request may wait for company.")] = 0.005,
-    queue: Annotated[int, typer.Option(min=1, help="Sentences that may wait; more are sent away with 429.")] = 1024,
-    char_limit: Annotated[int, typer.Option(min=1, help="Characters in one request.")] = 20_000,
-    batch_limit: Annotated[int, typer.Option(min=1, help="Texts in one request.")] = 256,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds in which a request must be answered.")] = 60.0,
-    connections: Annotated[int, typer.Option(min=1, help="Open at a time; more are sent away with 503.")] = 4096,
-    cors: Annotated[list[str] | None, typer.Option(help="A web site that may ask, such as https://me.org.")] = None,
-    quantize: Annotated[str, typer.Option(help="int8: weights in a quarter of the memory, on the CPU.")] = "",
-    access_log: Annotated[bool, typer.Option(help="A line of JSON for each request, without its text.")] = True,
+    source: Annotated[str, typer.Option("--from", help="Source language, such as en, if the recipe names none.")] = "",
+    target: Annotated[str, typer.Option("--to", help="Target language, if the recipe names none.")] = "",
+    streams: Annotated[int, typer.Option(min=0, help="Batches translated in parallel; 0 = one per core.")] = 0,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens per batch.")] = 2048,
+    wait: Annotated[float, typer.Option(min=0, max=1, help="Seconds a request may wait to be batched.")] = 0.005,
+    queue: Annotated[int, typer.Option(min=1, help="Sentences that may wait; beyond that, 429.")] = 1024,
+    char_limit: Annotated[int, typer.Option(min=1, help="Maximum characters per request.")] = 20_000,
+    batch_limit: Annotated[int, typer.Option(min=1, help="Maximum texts per request.")] = 256,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds before a request is answered with 503.")] = 60.0,
+    connections: Annotated[int, typer.Option(min=1, help="Maximum open connections; beyond that, 503.")] = 4096,
+    cors: Annotated[list[str] | None, typer.Option(help="Allowed web origin, such as https://me.org.")] = None,
+    quantize: Annotated[str, typer.Option(help="int8: a quarter of the memory for weights; CPU only.")] = "",
+    access_log: Annotated[bool, typer.Option(help="Log each request as a line of JSON, without its text.")] = True,
     parts: Parts = None,
 ) -> None:
-    """Answer HTTP and show a page: LibreTranslate's API, OpenAI's for language models, and our own.
+    """Start an HTTP server with a web page: LibreTranslate's API, OpenAI's for language models, and a native one.
 
-    /docs describes all of it, /metrics is for Prometheus. Ctrl-C or SIGTERM finishes what was accepted, then stops.
+    /docs describes the API, /metrics is for Prometheus. On Ctrl-C or SIGTERM, accepted requests are finished first.
 
     Examples:
 
@@ -80,7 +80,7 @@ def serve(
         server_header=False,
     )
     socket = _bound(config)
-    socket.listen(config.backlog)  # from here on nobody is turned away, though answers take a moment more
+    socket.listen(config.backlog)  # from here on connections are accepted, although the first answers take a moment
     address, number = socket.getsockname()[:2]
     print(f"heedful: http://{address}:{number} (page; /docs for the API), Ctrl-C to stop", file=sys.stderr, flush=True)
     for model in loaded.translating:
@@ -95,7 +95,7 @@ def serve(
 
 
 def _bound(config: Any) -> Any:
-    """The socket; uvicorn's own way to say that a port is taken ends the process."""
+    """The bound socket, with a ValueError if the port is taken, where uvicorn would exit the process."""
     import socket
 
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
@@ -111,17 +111,19 @@ def _bound(config: Any) -> Any:
 
 
 def inspect(
-    model: Annotated[Path, typer.Argument(help="A translator's folder.")],
+    model: Annotated[Path, typer.Argument(help="Folder of a translation model.")],
     text: Annotated[str, typer.Argument(help="The text to translate.")],
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("inspect.html"),
-    num_beams: Annotated[int, typer.Option("--num-beams", "--beam-size", "-b", min=1, help="Of the search.")] = 4,
-    target_prefix: Annotated[str, typer.Option(help="What the translation must begin with.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print what the page would show, as JSON.")] = False,
+    num_beams: Annotated[
+        int, typer.Option("--num-beams", "--beam-size", "-b", min=1, help="Beam size; 1 = greedy.")
+    ] = 4,
+    target_prefix: Annotated[str, typer.Option(help="Forced beginning of the translation.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the page's data as JSON.")] = False,
     parts: Parts = None,
 ) -> None:
-    """Write what the model does with a text as one HTML file that needs nothing else: tokens, every head, every step.
+    """Write a self-contained HTML page that shows how a text is translated: tokens, attention heads, decoding steps.
 
-    A text that is too long for the model is translated in parts; tokens, heads and steps are those of the first.
+    A text that is too long for the model is translated in parts; the page then shows the first part.
 
     Examples:
 
@@ -141,7 +143,7 @@ def inspect(
 
     translator = load(model)
     if not text.strip():
-        raise ValueError("there is no text to look at")
+        raise ValueError("the text is empty")
     config = GenerationConfig(num_beams=num_beams, num_return_sequences=num_beams)
     has = translator.aligner is not None
     wanted = Request(text, target_prefix)

@@ -1,4 +1,4 @@
-"""`heedful train`: from a file of pairs, or a text, to a model folder."""
+"""`heedful train`: from a file of pairs, or plain text, to a model folder."""
 
 import json
 import sys
@@ -19,43 +19,44 @@ def train(
         list[str],
         typer.Argument(
             metavar="FILE... [KEY=VALUE]...",
-            help="TSV or JSONL with pairs, two parallel files, or plain text for a language model; .gz too, several, "
-            "or - for standard input. Then keys of the recipe to change.",
+            help="TSV or JSONL with pairs, two parallel files, or plain text for a language model; optionally gzipped; "
+            "- = standard input. Followed by recipe keys to change.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The model folder. If it holds a training, that one goes on.")],
+    out: Annotated[Path, typer.Option(help="The model folder. An interrupted training in it is resumed.")],
     recipe: Annotated[
         str, typer.Option(help="A named recipe (tiny, small, base, big, char-gpt) or a YAML file.")
     ] = "tiny",
-    valid: Annotated[list[Path] | None, typer.Option(help="Validation pairs. Without, some are held out.")] = None,
-    test: Annotated[list[Path] | None, typer.Option(help="Test pairs, kept apart from the training.")] = None,
-    fields: Annotated[str, typer.Option(help="What JSONL calls the columns, such as en,zh.")] = "",
+    valid: Annotated[list[Path] | None, typer.Option(help="Validation pairs. Default: hold some out.")] = None,
+    test: Annotated[list[Path] | None, typer.Option(help="Test pairs, not used for training.")] = None,
+    fields: Annotated[str, typer.Option(help="JSONL field names of the columns, such as en,zh.")] = "",
     start_from: Annotated[
         str,
-        typer.Option(help="A model folder, ours or Hugging Face's, to start from: its model, tokenizer and weights."),
+        typer.Option(help="Heedful or Hugging Face model folder whose model, tokenizer and weights to start from."),
     ] = "",
     budget: Annotated[
-        str, typer.Option(help="20m, 1h30m, 5000steps, 3epochs, 10Mtokens: vocabulary, model, batch, steps are picked.")
+        str, typer.Option(help="20m, 1h30m, 5000steps, 3epochs, 10Mtokens: plans vocabulary, model, batch and steps.")
     ] = "",
     cache: Annotated[
-        Path | None, typer.Option(help="Where tokenised corpora are kept.", show_default="~/.cache/heedful")
+        Path | None, typer.Option(help="Cache folder of tokenised corpora.", show_default="~/.cache/heedful")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final scores as JSON.")] = False,
     parts: Parts = None,
 ) -> None:
-    """Train a model on your own file, and go on where it stopped if you run it again.
+    """Train a model on your own file. If interrupted, rerun the same command to resume.
 
     Keys people change most:
 
-      seed=7                          another run of the dice
-      training.steps=20000            how long
-      training.batch_tokens=4096      how much at a step; auto picks what fits
-      training.learning_rate=0.001    how fast; training.warmup, training.schedule
-      training.metric=bleu            what the best model is best at; training.patience=5 stops early
-      training.precision=bfloat16     on a GPU this is picked by itself
-      model.preset=vaswani-base       which model; model.encoder.layers=3, model.width=256 ...
-      tokenizer.vocab=8000            how many tokens; tokenizer.kind=bpe, unigram, character ...
-      data.max_length=256             longer pairs are left out
+      seed=7                          random seed
+      training.steps=20000            number of updates
+      training.batch_tokens=4096      tokens per update; auto = what fits
+      training.learning_rate=0.001    peak rate; also .warmup, .schedule
+      training.metric=bleu            metric that selects the best model
+      training.patience=5             validations without gain before stopping
+      training.precision=bfloat16     chosen automatically on a GPU
+      model.preset=vaswani-base       model; also model.encoder.layers=3 ...
+      tokenizer.vocab=8000            vocabulary size; also tokenizer.kind
+      data.max_length=256             longer pairs are skipped
 
     Examples:
 
@@ -67,7 +68,7 @@ def train(
 
       heedful train book.txt --out runs/book --recipe char-gpt
 
-      heedful train more.tsv --out runs/tuned --start-from runs/my-model training.freeze=[embedding]
+      heedful train more.tsv --out runs/tuned --start-from runs/my-model 'training.freeze=["embedding"]'
 
       torchrun --nproc-per-node 2 -m heedful train pairs.tsv --out runs/my-model
     """
@@ -103,7 +104,7 @@ def train(
 
 
 def _from_stdin(out: Path) -> Path:
-    """Standard input is read more than once, so it is kept; what an earlier start has kept is not written over."""
+    """Standard input is read more than once, so it is saved; what an earlier start saved is not overwritten."""
     import os
     import shutil
 
@@ -118,7 +119,7 @@ def _from_stdin(out: Path) -> Path:
         shutil.copyfileobj(sys.stdin.buffer, file)
     if (out / "asked.json").exists() and kept.exists() and file_digest(kept) != file_digest(new):
         new.unlink()
-        raise ValueError(f"standard input is not what {out} was begun with; choose another --out")
+        raise ValueError(f"standard input differs from what {out} was started with; choose another --out")
     new.replace(kept)
     return kept
 
@@ -132,9 +133,9 @@ def _show(prepared: "Prepared", recipe: "Recipe") -> None:
     console = Console(stderr=True)
     console.print(report_table(facts["report"]))
     rows, parameters = facts["rows"], sum(recipe.model.parameters().values())
-    unknown = f", {facts['unknown_labels']:,} with labels that training has not" if facts["unknown_labels"] else ""
+    unknown = f", {facts['unknown_labels']:,} with labels unknown to training" if facts["unknown_labels"] else ""
     vocabulary = prepared.tokenizers[-1].vocab if prepared.tokenizers else 0
-    held = f"{rows['train']:,} to train on, {rows['valid']:,} for validation, {rows['test']:,} for test"
+    held = f"{rows['train']:,} for training, {rows['valid']:,} for validation, {rows['test']:,} for test"
     console.print(
         f"{held}; {facts['too_long']:,} too long{unknown}. "
         f"{'/'.join(f'{count:,}' for count in facts['tokens'])} tokens, vocabulary {vocabulary:,}. "
@@ -148,6 +149,6 @@ def _draw(out: Path) -> None:
     try:
         from heedful.inspection.plots import draw_training
     except ImportError:
-        print("no picture of the training: install heedful[plot]", file=sys.stderr)
+        print("training.png not drawn: pip install 'heedful[plot]'", file=sys.stderr)
         return
     draw_training(out)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from heedful.translator import Translation
 
 FORMATS = ("plain", "nbest", "jsonl", "pharaoh", "words")
-READ_AHEAD = 512  # lines translated together; a person at a terminal is answered line by line
+READ_AHEAD = 512  # lines read before translating; on a terminal, each line is translated at once
 
 
 def translate(
@@ -26,7 +26,7 @@ def translate(
     form: Annotated[
         str,
         typer.Option(
-            "--format", help="plain, nbest (Moses), jsonl, pharaoh (alignments) or words (each with its source word)."
+            "--format", help="plain, nbest (Moses), jsonl, pharaoh (alignments) or words (words with source words)."
         ),
     ] = "plain",
     input_format: Annotated[
@@ -34,52 +34,54 @@ def translate(
     ] = "",
     num_beams: Annotated[int, typer.Option("--num-beams", "--beam-size", "-b", help="1 = greedy.")] = 4,
     num_return_sequences: Annotated[
-        int, typer.Option("--num-return-sequences", "--n-best", "-n", help="How many translations of each line.")
+        int, typer.Option("--num-return-sequences", "--n-best", "-n", help="Translations per line.")
     ] = 1,
-    length_penalty: Annotated[float, typer.Option(help="Score / length^this. 1 = average, 0 = sum.")] = 1.0,
-    alpha: Annotated[float, typer.Option(help="Score / ((5 + length) / 6)^this, as in Wu et al. 2016.")] = 0.0,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "--max-length", help="0 = by the source.")] = 0,
-    min_new_tokens: Annotated[int, typer.Option("--min-new-tokens", "--min-length", help="At least so many.")] = 0,
-    no_repeat_ngram_size: Annotated[int, typer.Option(help="No run of so many tokens twice; 0 = off.")] = 0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: repeat less.")] = 1.0,
-    do_sample: Annotated[bool, typer.Option("--do-sample", help="Sample instead of searching.")] = False,
-    temperature: Annotated[float, typer.Option(help="Above 1: wilder samples.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample from the k likeliest; 0 = all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Sample from the likeliest that make up p.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Sample from what is at least p times as likely as the best.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Of the samples.")] = None,
+    length_penalty: Annotated[float, typer.Option(help="Score = sum / length^this. 1 = average, 0 = sum.")] = 1.0,
+    alpha: Annotated[float, typer.Option(help="Score = sum / ((5 + length) / 6)^this (Wu et al. 2016).")] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "--max-length", help="0 = by source length.")] = 0,
+    min_new_tokens: Annotated[int, typer.Option("--min-new-tokens", "--min-length", help="Minimum length.")] = 0,
+    no_repeat_ngram_size: Annotated[int, typer.Option(help="No n-gram of this size twice; 0 = off.")] = 0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: less repetition.")] = 1.0,
+    do_sample: Annotated[bool, typer.Option("--do-sample", help="Sample instead of beam search.")] = False,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; higher = more random.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 = all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample from the top tokens with total probability p.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens less likely than p times the best one.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Random seed of the samples.")] = None,
     num_beam_groups: Annotated[
-        int, typer.Option(help="Groups of beams that avoid each other's words, for n-best lists that differ.")
+        int, typer.Option(help="Diverse beam search: groups of beams that avoid each other's tokens.")
     ] = 1,
-    diversity_penalty: Annotated[float, typer.Option(help="How much they do; about 0.5.")] = 0.0,
+    diversity_penalty: Annotated[float, typer.Option(help="Strength of the diversity; about 0.5.")] = 0.0,
     stop_strings: Annotated[
-        list[str] | None, typer.Option("--stop-strings", "--stop", help="End before this string.")
+        list[str] | None, typer.Option("--stop-strings", "--stop", help="Stop before this string.")
     ] = None,
-    banned: Annotated[list[str] | None, typer.Option("--banned", help="A phrase never to write.")] = None,
-    required: Annotated[list[str] | None, typer.Option("--required", help="A phrase to write in every line.")] = None,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens translated together.")] = 2048,
-    streams: Annotated[int, typer.Option(min=0, help="Batches translated at once; 0 = one for each core.")] = 0,
-    alignment: Annotated[bool, typer.Option("--alignment", help="Word alignments in the JSONL.")] = False,
-    history: Annotated[bool, typer.Option("--history", help="What the search looked at, in the JSONL.")] = False,
+    banned: Annotated[list[str] | None, typer.Option("--banned", help="Phrase that must not occur.")] = None,
+    required: Annotated[
+        list[str] | None, typer.Option("--required", help="Phrase that must occur in every line.")
+    ] = None,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens per batch.")] = 2048,
+    streams: Annotated[int, typer.Option(min=0, help="Batches translated in parallel; 0 = one per core.")] = 0,
+    alignment: Annotated[bool, typer.Option("--alignment", help="Add word alignments to the JSONL.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="Add the search history to the JSONL.")] = False,
     replace_unknowns: Annotated[
-        bool, typer.Option("--replace-unknowns", help="Copy the source word where the model does not know one.")
+        bool, typer.Option("--replace-unknowns", help="Replace unknown words by the aligned source word.")
     ] = False,
     shortlist: Annotated[
-        bool, typer.Option("--shortlist", help="Look only at likely words: faster, a little less exact.")
+        bool, typer.Option("--shortlist", help="Consider only likely target tokens: faster, slightly less exact.")
     ] = False,
     split: Annotated[
         bool | None,
         typer.Option("--split/--no-split", help="Translate sentence by sentence. Default: as the model was trained."),
     ] = None,
-    mbr: Annotated[int, typer.Option(min=0, help="Draw so many samples, give the one most like the others.")] = 0,
-    quantize: Annotated[str, typer.Option(help="int8: weights in a quarter of the memory, on the CPU.")] = "",
+    mbr: Annotated[int, typer.Option(min=0, help="Minimum Bayes risk: draw so many samples, pick the consensus.")] = 0,
+    quantize: Annotated[str, typer.Option(help="int8: a quarter of the memory for weights; CPU only.")] = "",
     parts: Parts = None,
 ) -> None:
-    """Translate text, a line at a time: as many lines come out as go in, in the same order.
+    """Translate text line by line: one output line per input line, in the same order.
 
-    JSONL input (a file named .jsonl, or --input-format jsonl) may carry `text`, `target_prefix`, `constraints` (phrases
-    to write) and `avoid` (phrases not to write); other fields are passed through, and the output is JSONL too. A line
-    that cannot be translated is reported, comes out empty, and makes the exit code 1.
+    JSONL input (a file named .jsonl, or --input-format jsonl) may contain `text`, `target_prefix`, `constraints`
+    (required phrases) and `avoid` (banned phrases). Other fields are passed through, and the output is JSONL too. A
+    line that cannot be translated is reported, gives an empty line, and makes the exit code 1.
 
     Examples:
 
@@ -144,7 +146,7 @@ def translate(
 
 
 def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "Request":
-    """What a line asks for. If it contradicts itself, it says so and comes out empty; the other lines go on."""
+    """The request of a line. If it contradicts itself, it gets an error and comes out empty; others are unaffected."""
     from heedful.decoding.writer import Request
 
     wanted = [*required, *map(str, entry.get("constraints", ()))]
@@ -152,7 +154,7 @@ def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "
     try:
         return Request(entry["text"], str(entry.get("target_prefix") or ""), wanted, unwanted)
     except ValueError as error:
-        if not entry.get("constraints") and not entry.get("avoid"):  # it is the command that contradicts itself
+        if not entry.get("constraints") and not entry.get("avoid"):  # the contradiction is in the command line
             raise
         entry["error"] = str(error)
         return Request("")
@@ -160,7 +162,7 @@ def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "
 
 @contextmanager
 def _progress(source: str, shown_too: bool) -> Iterator[Callable[[int], None]]:
-    """A bar, where a person is looking at the messages but not at the lines themselves."""
+    """A progress bar, if messages go to a terminal and the translations do not."""
     if not sys.stderr.isatty() or (shown_too and sys.stdout.isatty()) or (source == "-" and sys.stdin.isatty()):
         yield lambda count: None
         return
@@ -174,7 +176,7 @@ def _progress(source: str, shown_too: bool) -> Iterator[Callable[[int], None]]:
 
 
 def _line_count(source: str) -> int | None:
-    """Of a file; standard input does not tell."""
+    """The number of lines in a file; unknown for standard input."""
     from heedful.data.corpus import open_bytes
 
     if source == "-":
@@ -191,7 +193,7 @@ def _object(line: str, as_json: bool) -> dict[str, Any]:
     except json.JSONDecodeError:
         data = None
     if not isinstance(data, dict) or not isinstance(data.get("text"), str):
-        return {"text": "", "error": "not a JSON object with a text"}
+        return {"text": "", "error": "not a JSON object with a text field"}
     for key in ("constraints", "avoid"):
         if not isinstance(data.get(key, []), list):
             return {"text": "", "error": f"{key} is not a list of phrases"}
@@ -225,7 +227,7 @@ def _shown(number: int, given: dict[str, Any], found: "Translation", form: str) 
 
 
 def _with_sources(text: str, found: "Translation") -> str:
-    """Each word with the source word it comes from; neighbours that no space parts and that come from one are one."""
+    """Each word with its source word; adjacent words without a space between them and with one source are merged."""
     from heedful.text.words import word_spans, words
 
     sources, links = words(text), {target: source for source, target in found.alignment or []}
@@ -253,7 +255,7 @@ def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
 
 @contextmanager
 def _reading(name: str) -> Iterator[Iterator[str]]:
-    """Lines of text; what is not UTF-8 is replaced, and said with its line number."""
+    """Lines of text; invalid UTF-8 is replaced and reported with its line number."""
     from heedful.data.corpus import open_bytes
 
     if name != "-" and not Path(name).is_file():
@@ -272,13 +274,13 @@ def _decoded(opened: IO[bytes]) -> Iterator[str]:
         try:
             yield raw.decode("utf-8")
         except UnicodeDecodeError:
-            print(f"heedful: line {number} is not UTF-8; what cannot be read is replaced", file=sys.stderr)
+            print(f"heedful: line {number} is not valid UTF-8; invalid bytes are replaced", file=sys.stderr)
             yield raw.decode("utf-8", "replace")
 
 
 @contextmanager
 def _writing(name: str) -> Iterator[IO[str]]:
-    """What was written stays written, whatever happens next."""
+    """The output; lines that were written stay written if a later one fails."""
     if name == "-":
         yield sys.stdout
         return

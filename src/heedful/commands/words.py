@@ -1,11 +1,10 @@
-"""Other tools' options: they work, or the answer names the one that does. Anything else would be a far-fetched
-guess."""
+"""Options of other tools: they are accepted, or the error names the equivalent here."""
 
 DEVICE = "the first GPU is used where there is one; to use the CPU, set CUDA_VISIBLE_DEVICES= before the command"
 THREADS = "set OMP_NUM_THREADS=N before the command"
 BOTH_FILES = "give the two files one after the other: heedful train train.en train.de --out runs/my-model"
 
-# verb -> option -> what stands for it; {} is its value
+# command -> option -> its equivalent; {} is its value
 TAKEN: dict[str, dict[str, list[str]]] = {
     "train": {
         "--steps": ["training.steps={}"],
@@ -48,12 +47,12 @@ for verb in ("evaluate", "generate", "predict", "score", "serve"):
 
 
 def understood(arguments: list[str]) -> list[str]:
-    """The arguments with other tools' options replaced; ValueError where one has no counterpart."""
+    """The arguments with other tools' options replaced; ValueError if one has no equivalent."""
     verb = arguments[0] if arguments else ""
     found: list[str] = []
     rest = iter(arguments)
     for word in rest:
-        if word == "--":  # what follows is no option
+        if word == "--":  # no options after this
             return [*found, word, *rest]
         name, equals, value = word.partition("=")
         if not name.startswith("--"):

@@ -1,1 +1,1 @@
-"""TOKENS -> BATCHES: read corpora, look them over, tokenise them once to disk, cut them into batches."""
+"""TOKENS -> BATCHES: read and check corpora, tokenise them once to disk, form batches."""

@@ -1,4 +1,4 @@
-"""A look over a corpus before any work is spent on it. One pass, in memory that does not grow with the corpus."""
+"""Check a corpus before training on it. One pass, in memory that does not grow with the corpus."""
 
 import heapq
 import math
@@ -17,10 +17,10 @@ from heedful.data.columns import PAIR, Column, is_pair
 from heedful.data.corpus import Fault, Line, near
 from heedful.text.words import words
 
-# UTF-8 that was read as Latin-1 or Windows-1252.
+# UTF-8 that was decoded as Latin-1 or Windows-1252.
 MOJIBAKE = re.compile(r"[ÃÂ][\u0080-\u00bfŒœŠšŸŽžƒˆ˜–—‘’‚“”„†‡•…‰‹›€™]|â€|ï»¿|\ufffd")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-SHOWN = 5  # how many line numbers are kept of each kind of finding
+SHOWN = 5  # line numbers kept for each kind of finding
 LONGEST = 10_000
 MOST_LABELS = 10_000
 
@@ -59,8 +59,8 @@ class Finding:
 
 @dataclass
 class Report:
-    """What a corpus holds. `skipped` lines are not used; `noticed` ones are, but deserve a look. `sides`: of each
-    column of text; `labels`: of each column of labels or tags, how often each occurs."""
+    """What a corpus contains. `skipped` lines are not used; `noticed` ones are, but look suspicious. `sides`: lengths
+    for each text column; `labels`: how often each label occurs, for each column of labels or tags."""
 
     lines: int = 0
     usable: int = 0
@@ -91,7 +91,7 @@ class Report:
 def check(
     lines: Iterable[Line | Fault], *, others: Iterable[Line | Fault] = (), columns: Sequence[Column] = PAIR
 ) -> Report:
-    """Look over a corpus; `others` are the lines of validation and test files, to be found again in it or not."""
+    """Check a corpus; `others` are the lines of validation and test files, which should not occur in it."""
     texts = [place for place, column in enumerate(columns) if column.is_text]
     labels = [(place, column) for place, column in enumerate(columns) if column.kind in ("label", "tags")]
     report = Report(
@@ -154,12 +154,12 @@ def _oddities(line: Line, exact: set[tuple[str, ...]], nearly: set[str], pairs: 
     if line.texts in exact:
         found.append("also in validation or test")
     elif nearly and near(line.texts[first]) in nearly:
-        found.append("source nearly as in validation or test")
+        found.append("source almost the same as in validation or test")
     return found
 
 
 class _Distinct:
-    """Counts how many texts came before, exactly, with the hashes beyond a million kept in files."""
+    """Counts repeated texts exactly; beyond a million, hashes are kept in files."""
 
     PARTS, HELD = 64, 1 << 20
 
@@ -194,7 +194,7 @@ class _Distinct:
 
 
 class _Ratios:
-    """Pairs whose lengths differ from each other far more than those of most pairs."""
+    """Finds pairs whose length ratio is far from the median."""
 
     STEP, FAR, SHORT = 0.05, math.log(3), 15
 

@@ -1,5 +1,4 @@
-"""What the rows of a corpus hold: a task names its columns, and everything between its files and its batches
-follows."""
+"""The columns of a corpus: a task declares them, and reading, tokenising and batching follow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +9,13 @@ Kind = Literal["text", "document", "label", "tags", "raw"]
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a TSV, or the field of that name in JSONL.
+    """A TSV column, or the JSONL field of that name.
 
     text       tokenised
-    document   plain text in a file of its own, tokenised: documents with blank lines between them; the only column
-    label      one of a few names; a row holds the number of its label
-    tags       a label for each word of the first text, with spaces between them
-    raw        kept as it is, as bytes: a number, a span, the path of an image or a sound, for a task that reads it
-    itself
+    document   plain text files, tokenised: documents separated by blank lines; must be the only column
+    label      one of a few names; a row stores the number of its label
+    tags       a label for each word of the first text, separated by spaces
+    raw        kept as bytes: a number, a span, the path of an image or a sound, which the task itself reads
     """
 
     name: str
@@ -38,7 +36,7 @@ def is_document(columns: Sequence[Column]) -> bool:
 
 
 def is_pair(columns: Sequence[Column]) -> bool:
-    """Two texts: what may also come as two parallel files."""
+    """Whether the columns are two texts, which may also come as two parallel files."""
     return [column.kind for column in columns] == ["text", "text"]
 
 

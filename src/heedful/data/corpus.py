@@ -1,7 +1,7 @@
-"""Corpora as people have them: TSV, CSV, two parallel files, JSONL, plain text; also gzipped, several, or standard
-input; in UTF-8, or in UTF-16 and UTF-32 with a byte-order mark. What a row holds, the columns say.
+"""Reading corpora: TSV, CSV, two parallel files, JSONL or plain text, optionally gzipped; in UTF-8, or in UTF-16 or
+UTF-32 with a byte-order mark. The columns define what a row contains.
 
-Reading never stops at a bad line and never hides one: what cannot be used comes out as a `Fault` with its line number.
+Reading never stops at a bad line and never hides one: an unusable line becomes a `Fault` with its line number.
 """
 
 import codecs
@@ -20,9 +20,9 @@ from typing import IO, Any, Literal
 from heedful.data.columns import PAIR, Column, is_document, is_pair, names_of
 
 Format = Literal["tsv", "jsonl", "parallel", "text"]
-LONG_DOCUMENT = 1 << 16  # characters; a text without blank lines is cut at a line break after this many
+LONG_DOCUMENT = 1 << 16  # characters; a text without blank lines is split at a line break after this many
 UNREADABLE = (OSError, EOFError, zlib.error)
-# The longest first: the mark of UTF-16 begins that of UTF-32.
+# Longest first: the UTF-16 mark is a prefix of the UTF-32 mark.
 MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"), (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
@@ -32,23 +32,23 @@ HEADERS = {
     "sentence1", "sentence2", "reference", "translation", "english", "german", "french", "spanish", "chinese", "en",
     "de", "fr", "es", "zh", "it", "pt", "ru", "ja", "id", "tag", "tags",
 }  # fmt: skip
-QUOTED_LINES = 50  # of a TSV, looked at to tell whether its cells are quoted
+QUOTED_LINES = 50  # lines of a TSV that are examined to tell whether its cells are quoted
 PAIR_KEYS = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"), ("en", "de"))
 
 
 @dataclass(frozen=True)
 class Line:
-    """A usable line: what stands in each column that is read."""
+    """A usable line: the content of each column that is read."""
 
     file: str
     number: int
     texts: tuple[str, ...]
-    more: int = 0  # how many columns there are, where there are more than are read
+    more: int = 0  # the number of columns, if there are more than are read
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A line that cannot be used, and why."""
+    """An unusable line, and the reason."""
 
     file: str
     number: int
@@ -56,8 +56,8 @@ class Fault:
 
 
 def read_rows(files: Sequence[Path], columns: Sequence[Column], fields: Sequence[str] = ()) -> Iterator[Line | Fault]:
-    """All rows of these files, one after the other. Files of pairs that are neither a table nor JSONL go two by two.
-    `fields`: what JSONL calls the columns, where it does not use their names."""
+    """All rows of these files, in order. Files of pairs that are neither tables nor JSONL are read in parallel, two by
+    two. `fields`: the JSONL field names of the columns, if they differ from the column names."""
     if is_document(columns):
         yield from read_texts(files)
         return
@@ -82,7 +82,7 @@ def read_pairs(files: Sequence[Path]) -> Iterator[Line | Fault]:
 
 
 def read_texts(files: Sequence[Path]) -> Iterator[Line | Fault]:
-    """Documents: of plain text what blank lines separate, line breaks included; of JSONL the `text` of each object."""
+    """Documents: plain text separated by blank lines, line breaks included; or the `text` of each JSONL object."""
     for file in files:
         if not file.is_file():
             raise ValueError(f"there is no file {file}")
@@ -118,11 +118,11 @@ def row_format(files: Sequence[Path], columns: Sequence[Column]) -> Format:
     names = ", ".join(file.name for file in files)
     if not is_pair(columns):
         raise ValueError(
-            f"{names}: rows come as TSV ({names_of(columns)}) or as JSONL; this is neither (no tab in the first line)"
+            f"{names}: rows must be TSV ({names_of(columns)}) or JSONL; this is neither (no tab in the first line)"
         )
     if formats != {"text"} or len(files) % 2:
         raise ValueError(
-            f"{names}: pairs come as TSV (source, tab, target), as JSONL, or as two parallel files side by side; "
+            f"{names}: pairs must be TSV (source, tab, target), JSONL, or two parallel files; "
             "this is none of them (no tab in the first line). For a language model of plain text: --recipe char-gpt"
         )
     return "parallel"
@@ -133,7 +133,7 @@ def open_bytes(file: Path) -> IO[bytes]:
 
 
 def _format_of(file: Path) -> Literal["tsv", "csv", "jsonl", "text"]:
-    """By its name, or else by its first line."""
+    """The format, by file name or else by the first line."""
     for kind in ("tsv", "csv", "jsonl"):
         if f".{kind}" in file.suffixes:
             return kind
@@ -144,15 +144,15 @@ def _format_of(file: Path) -> Literal["tsv", "csv", "jsonl", "text"]:
 
 
 def _is_quoted(file: Path) -> bool:
-    """Whether the cells of a TSV stand in quotes, as spreadsheets write them: every one of the first lines has one that
-    does, and none has a quote left open."""
+    """Whether the cells of a TSV are quoted, as spreadsheets write them: each of the first lines has a quoted cell, and
+    none has an unclosed quote."""
     first = [line for _, line in islice(_lines(file), QUOTED_LINES) if isinstance(line, str) and line.strip()]
     quoted = re.compile(r'(^|\t)"(?:[^"]|"")*"(\t|$)')
     return bool(first) and all(quoted.search(line) for line in first)
 
 
 def _read_quoted(file: Path, columns: Sequence[Column], delimiter: str) -> Iterator[Line | Fault]:
-    """A table with quoted cells, which may hold delimiters, quotes and line breaks."""
+    """A table with quoted cells, which may contain delimiters, quotes and line breaks."""
     faults: list[Fault] = []
 
     def lines() -> Iterator[str]:
@@ -180,7 +180,7 @@ def _read_quoted(file: Path, columns: Sequence[Column], delimiter: str) -> Itera
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str | Fault]]:
-    """Numbered from 1; split at line feeds only, since U+2028 and the like belong to the text."""
+    """Lines, numbered from 1; split at line feeds only, since U+2028 and similar belong to the text."""
     try:
         with open_bytes(file) as opened:
             start = opened.read(4)
@@ -194,8 +194,8 @@ def _lines(file: Path) -> Iterator[tuple[int, str | Fault]]:
                     raw = raw.removeprefix(codecs.BOM_UTF8)
                 if b"\0" in raw:
                     raise ValueError(
-                        f"{file}:{number} holds a NUL byte, which no text has; is it UTF-16 without a byte-order mark, "
-                        "or not text at all? Save it as UTF-8"
+                        f"{file}:{number} contains a NUL byte, so it is not UTF-8 text; is it UTF-16 without a "
+                        "byte-order mark, or a binary file? Save it as UTF-8"
                     )
                 try:
                     yield number, raw.rstrip(b"\n").removesuffix(b"\r").decode("utf-8")
@@ -211,7 +211,9 @@ def _recoded_lines(file: Path, opened: IO[bytes], encoding: str) -> Iterator[tup
         for number, line in enumerate(text, start=1):
             yield number, line.rstrip("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} begins like {encoding.upper()}, but is not: {error.reason}") from None
+        raise ValueError(
+            f"{file} has the byte-order mark of {encoding.upper()}, but is not valid: {error.reason}"
+        ) from None
 
 
 def _row(file: str, number: int, cells: Sequence[str], columns: Sequence[Column]) -> Line | Fault:
@@ -221,7 +223,7 @@ def _row(file: str, number: int, cells: Sequence[str], columns: Sequence[Column]
         if not cell and column.kind != "raw":
             return Fault(file, number, "empty side" if is_pair(columns) else f"empty {column.name}")
         if column.kind == "tags" and len(cell.split()) != words:
-            return Fault(file, number, f"{column.name}: not as many as words")
+            return Fault(file, number, f"{column.name}: their number differs from that of the words")
     return Line(file, number, cells)
 
 
@@ -254,13 +256,13 @@ def _from_jsonl(file: str, number: int, line: str, columns: Sequence[Column], fi
         if all(cell is not None for cell in cells):
             return _row(file, number, [cell for cell in cells if cell is not None], columns)
     wanted = " and ".join(fields or names)
-    strange = data and not set(data) & {*fields, *names}  # fields of another name altogether
+    strange = data and not set(data) & {*fields, *names}  # none of the field names match
     found = f" (it has {', '.join(map(str, list(data)[:6]))}; name them with --fields)" if strange else ""
     return Fault(file, number, f"no {wanted}{found}")
 
 
 def _cell(value: Any, column: Column) -> str | None:
-    """A JSON value as a cell; a list of tags with spaces between them, a number or a list of a raw column as JSON."""
+    """A JSON value as a cell: a list of tags is joined by spaces, a number or list in a raw column is kept as JSON."""
     if isinstance(value, str):
         return value
     if column.kind == "tags" and isinstance(value, list):
@@ -278,7 +280,7 @@ def _text_of_json(file: str, number: int, line: str) -> Line | Fault:
 def _object(line: str) -> dict[str, Any] | None:
     try:
         data = json.loads(line)
-        json.dumps(data, ensure_ascii=False).encode()  # half a surrogate pair is JSON, but no text
+        json.dumps(data, ensure_ascii=False).encode()  # an unpaired surrogate is valid JSON, but not text
     except (json.JSONDecodeError, UnicodeEncodeError):
         return None
     return data if isinstance(data, dict) else None
@@ -302,5 +304,5 @@ def _read_parallel(source: Path, target: Path) -> Iterator[Line | Fault]:
 
 
 def near(text: str) -> str:
-    """What two texts that differ only in case, spaces and punctuation have in common."""
+    """A key that is equal for texts that differ only in case, spaces and punctuation."""
     return re.sub(r"[\W_]+", "", text).casefold()

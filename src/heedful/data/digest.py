@@ -1,4 +1,4 @@
-"""Files known by their content. A file is hashed once, and again only after it may have been touched."""
+"""Content digests of files. A file is hashed once, and again only if it may have changed."""
 
 import json
 import time
@@ -8,11 +8,11 @@ from pathlib import Path
 from heedful.data.corpus import UNREADABLE, open_bytes
 from heedful.files import write_text
 
-SETTLED = 2  # seconds; within the grain of a file system's clock a file may change and keep its date
+SETTLED = 2  # seconds; within the resolution of a file system's clock a file may change and keep its timestamp
 
 
 def file_digest(file: Path) -> str:
-    """Of the content, whether it is gzipped or not."""
+    """The digest of the uncompressed content, gzipped or not."""
     digest = blake2b(digest_size=16)
     try:
         with open_bytes(file) as opened:
@@ -24,10 +24,10 @@ def file_digest(file: Path) -> str:
 
 
 def known_digest(file: Path, cache: Path) -> str:
-    """The same, remembered in `cache` for as long as the file's size, place and dates are as they were.
+    """The same, cached in `cache` as long as the file's inode, size and timestamps are unchanged.
 
-    The date of the last change to a file's entry cannot be set by a person, so a file that was swapped for another and
-    given the old date is still noticed.
+    The inode change time cannot be set by users, so a file that was replaced and given the old modification time is
+    still noticed.
     """
     began, facts = time.time(), _facts(file)
     note = cache / "digests" / f"{blake2b(str(file.resolve()).encode(), digest_size=16).hexdigest()}.json"
@@ -36,7 +36,7 @@ def known_digest(file: Path, cache: Path) -> str:
         if noted["facts"] == facts:
             return str(noted["digest"])
     except (OSError, ValueError, LookupError, TypeError):
-        pass  # not noted yet, or not readable: hash it
+        pass  # not cached yet, or not readable: hash it
     digest = file_digest(file)
     if facts == _facts(file) and began - max(facts[2:]) / 1e9 > SETTLED:
         note.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Rows of tokens as one tensor."""
+"""Padding rows of tokens into one tensor."""
 
 from collections.abc import Sequence
 

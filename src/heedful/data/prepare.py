@@ -1,7 +1,7 @@
-"""From a person's files to token stores: look them over, hold out a split, train the tokenizer, tokenise once.
+"""From the user's files to token stores: check them, hold out splits, train the tokenizer, tokenise once.
 
-The stores are kept in a cache, under a key made of everything they depend on: the content of the files, the columns,
-the tokenizers, the settings. A second start with the same finds them there.
+The stores are cached under a key made of everything they depend on: the content of the files, the columns, the
+tokenizers, the settings. A second start with the same inputs reuses them.
 """
 
 import json
@@ -28,7 +28,7 @@ from heedful.files import sync_folder, write_text
 from heedful.text.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
 
 CHUNK = 8192
-TOKENIZER_LINES = 500_000  # a tokenizer learns next to nothing from more
+TOKENIZER_LINES = 500_000  # more lines hardly improve a tokenizer
 SPLITS = ("train", "valid", "test")
 FORMAT = "3"
 Notify = Callable[[str], None]
@@ -36,10 +36,10 @@ T = TypeVar("T")
 
 
 class DataConfig(Config):
-    """`max_length`: pairs with more tokens on a side are left out, and counted. `held_out`: how many pairs are set
-    aside for validation, and as many for the test, where there is no --valid; 0 = about one in fifty, at most 1,000. A
-    source sentence is never on two sides. Of a text, the last tenth is set aside. Languages are codes such as `en`, for
-    those who use the model.
+    """`max_length`: pairs with more tokens on a side are skipped and counted. `held_out`: the number of pairs held out
+    for validation, and as many for testing, if there is no --valid; 0 = about one in fifty, at most 1,000. A source
+    sentence never occurs in two splits. Of plain text, the last tenth is held out. Languages are codes such as `en`,
+    for users of the model and for BLEU's tokenizer.
     """
 
     max_length: Size = 256
@@ -50,13 +50,13 @@ class DataConfig(Config):
 
 @dataclass(frozen=True)
 class Inputs:
-    """A person's files, and what their rows hold."""
+    """The user's files and their columns."""
 
     train: tuple[Path, ...]
     valid: tuple[Path, ...] = ()
     test: tuple[Path, ...] = ()
     columns: Columns = PAIR
-    fields: tuple[str, ...] = ()  # what JSONL calls the columns
+    fields: tuple[str, ...] = ()  # JSONL field names of the columns
 
     def __post_init__(self) -> None:
         if self.fields and len(self.fields) != len(self.columns):
@@ -74,16 +74,16 @@ class Inputs:
         return read_rows(files, self.columns, self.fields)
 
     def digests(self, cache: Path) -> dict[str, list[str]]:
-        """Of the contents of the files of each split: names and dates do not matter."""
+        """Content digests of the files of each split: names and timestamps do not matter."""
         return {split: [known_digest(file, cache) for file in getattr(self, split)] for split in SPLITS}
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Stores and tokenizers, ready for use. `facts` say what was found and done: see `prepare`."""
+    """Stores and tokenizers, ready for use. `facts` describe what was found and done: see `prepare`."""
 
     folder: Path
-    tokenizers: list[Tokenizer]  # one for each column of text; the same one twice where they are joint
+    tokenizers: list[Tokenizer]  # one per text column; the same one twice if they are joint
     facts: dict[str, Any]
     columns: Columns = PAIR
 
@@ -95,7 +95,7 @@ class Prepared:
 
     @property
     def labels(self) -> dict[str, list[str]]:
-        """Of each column of labels or tags: their names, by number."""
+        """The label names of each column of labels or tags, by number."""
         found: dict[str, list[str]] = self.facts["labels"]
         return found
 
@@ -120,9 +120,9 @@ def prepare(
     report: Report | None = None,
     notify: Notify = lambda message: None,
 ) -> Prepared:
-    """Tokenizers are trained unless `given`. Everything is found again on the second call. `words`: how many a training
-    will get to read, if that is known; a vocabulary for more would be wasted on it. `specials`: the special tokens that
-    the task needs beyond those of every tokenizer. `report`: of `look_over`, where it is there already."""
+    """Tokenizers are trained unless `given`. A second call reuses the cached result. `words`: how many words training
+    will see, if known, which limits the vocabulary. `specials`: the special tokens that the task needs beyond those of
+    every tokenizer. `report`: the result of `look_over`, if it is known already."""
     cache.mkdir(parents=True, exist_ok=True)
     content = inputs.digests(cache)
     columns = [asdict(column) for column in inputs.columns]
@@ -131,7 +131,7 @@ def prepare(
     tokenizers_key = _key(content, columns, how, data.held_out, words, list(specials))
     texts = sum(column.is_text for column in inputs.columns)
     if texts > 2 and not config.joint:
-        raise ValueError(f"tokenizer.joint=false is for pairs, but there are {texts} texts in a row; they share one")
+        raise ValueError(f"tokenizer.joint=false is for pairs, but rows have {texts} texts; use tokenizer.joint=true")
     if given is None and config.file:
         given = [Tokenizer.load(Path(config.file))] * texts
     if given is not None:
@@ -140,7 +140,7 @@ def prepare(
     tokenizers = [] if not texts else tokenizers
     if tokenizers is None:
         if report is None:
-            notify("looking over the corpus")
+            notify("checking the corpus")
             report = look_over(inputs)
         notify("training the tokenizer")
         tokenizers = _train_tokenizers(inputs, data, config, report, words, specials)
@@ -156,7 +156,7 @@ def prepare(
 
 
 def look_over(inputs: Inputs) -> Report:
-    """The report on the training files; an error where there is nothing to use."""
+    """The report on the training files; an error if there is nothing usable."""
     others = []
     for split in SPLITS[1:]:
         found = list(inputs.read(split)) if getattr(inputs, split) else []
@@ -171,7 +171,7 @@ def look_over(inputs: Inputs) -> Report:
     if report.usable < report.lines / 2:
         worst = max(report.skipped.items(), key=lambda pair: pair[1].count)
         raise ValueError(
-            f"{names}: only {report.usable:,} of {report.lines:,} lines can be used ({worst[1].count:,} {worst[0]}, "
+            f"{names}: only {report.usable:,} of {report.lines:,} lines are usable ({worst[1].count:,} {worst[0]}, "
             f"such as {worst[1].where[0]}); is this the right file and format?"
         )
     return report
@@ -189,7 +189,7 @@ def _key(*parts: object) -> str:
 
 
 class _Split:
-    """Says of each line which split it belongs to, from its content alone: order and repetition do not matter."""
+    """Assigns each line to a split by its content alone: order and repetition do not matter."""
 
     def __init__(self, inputs: Inputs, data: DataConfig, usable: int, characters: int) -> None:
         wanted = data.held_out or min(1000, max(1, usable // 50))
@@ -202,7 +202,7 @@ class _Split:
         self.characters, self.seen = characters, 0
 
     def deal(self, line: Line) -> list[tuple[str, Line]]:
-        """The splits a line goes to: one, or two where a text is cut in the middle of it."""
+        """The splits a line goes to: one, or two if a text is cut within it."""
         if self.rows:
             return [(self._of_row(line), line)]
         text, cut = line.texts[0], int(0.9 * self.characters) - self.seen if self.missing else self.characters
@@ -253,11 +253,11 @@ def _train_tokenizers(
 
 
 def _refuse_missing(specials: Sequence[str], tokenizers: Sequence[Tokenizer]) -> None:
-    """A tokenizer that was not trained for the task may lack what the task needs."""
+    """A tokenizer that was not trained for the task may lack special tokens that the task needs."""
     for tokenizer in tokenizers:
         missing = [special for special in specials if not tokenizer.has(special)]
         if missing:
-            raise ValueError(f"the task needs the special tokens {', '.join(missing)}, which this tokenizer has not")
+            raise ValueError(f"the task needs the special tokens {', '.join(missing)}, which this tokenizer lacks")
 
 
 def _load_tokenizers(folder: Path, columns: int) -> list[Tokenizer] | None:
@@ -272,7 +272,7 @@ def _keep_tokenizers(folder: Path, tokenizers: list[Tokenizer]) -> None:
 
 
 def save_tokenizers(folder: Path, tokenizers: list[Tokenizer]) -> None:
-    """tokenizer.json serves the target, and the source too unless it has one of its own. Written last, it completes."""
+    """tokenizer.json is for the target, and for the source unless it has its own. It is written last, as a marker."""
     if not tokenizers:
         return
     if tokenizers[0] is not tokenizers[-1]:
@@ -281,7 +281,7 @@ def save_tokenizers(folder: Path, tokenizers: list[Tokenizer]) -> None:
 
 
 def load_tokenizers(folder: Path, *, columns: int) -> list[Tokenizer]:
-    """For so many columns of text: the source's own, where there is one, for the first; the target's for the others."""
+    """One tokenizer per text column: the source's own, if there is one, for the first; the target's for the others."""
     if not columns:
         return []
     last = Tokenizer.load(folder / "tokenizer.json")
@@ -297,8 +297,8 @@ def _build(
     tokenizers: list[Tokenizer],
     report: Report,
 ) -> None:
-    """Write everything beside its place, then move it there in one step."""
-    for left in folder.parent.glob(".building-*"):  # by a kill
+    """Write everything to a temporary folder, then move it into place atomically."""
+    for left in folder.parent.glob(".building-*"):  # left by killed processes
         if time.time() - left.stat().st_mtime > 86400:
             shutil.rmtree(left, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
@@ -309,7 +309,7 @@ def _build(
             for split, digests in content.items()
         }
         write_text(temporary / "facts.json", json.dumps(facts, indent=2, ensure_ascii=False))
-        if not (folder / "facts.json").exists():  # else another start was faster
+        if not (folder / "facts.json").exists():  # otherwise another process was faster
             shutil.rmtree(folder, ignore_errors=True)
             temporary.rename(folder)
             sync_folder(folder.parent)
@@ -350,7 +350,7 @@ class _Builder:
             file.close()
         if not self.rows["train"]:
             raise ValueError(
-                f"no pair is left to train on: {self.too_long:,} have more than {self.data.max_length} tokens "
+                f"no pairs are left to train on: {self.too_long:,} have more than {self.data.max_length} tokens "
                 "on a side; raise data.max_length"
             )
         return {
@@ -390,7 +390,7 @@ class _Builder:
                 self.raw[split].write(text + "\n")
 
     def _encoded(self, lines: list[Line]) -> list[list[list[int]]]:
-        """Each column as rows of numbers: tokens, the number of a label, those of tags, bytes."""
+        """Each column as rows of numbers: tokens, label or tag numbers, or bytes."""
         tokenizers = iter(self.tokenizers)
         found: list[list[list[int]]] = []
         for place, column in enumerate(self.inputs.columns):
@@ -405,7 +405,7 @@ class _Builder:
         return found
 
     def _has_known_labels(self, line: Line) -> bool:
-        """Whether training has seen its labels; a row of another file may have some that it has not."""
+        """Whether all labels of a row occur in the training files; rows of other files may have new ones."""
         return all(
             label in self.numbers[column.name]
             for cell, column in zip(line.texts, self.inputs.columns, strict=True)

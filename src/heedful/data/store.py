@@ -1,7 +1,7 @@
-"""Token ids on disk: written once, memory-mapped ever after.
+"""Token ids on disk: written once, then memory-mapped.
 
-A store is a table whose cells are sequences of tokens: two columns for pairs, one for plain text. A folder holds one
-store per split, and is put in place whole.
+A store is a table whose cells are token sequences: two columns for pairs, one for plain text. A folder holds one store
+per split, and is moved into place atomically.
 
     train.0.tokens    all tokens of column 0, row after row
     train.0.offsets   where each row starts, and where the last one ends
@@ -16,7 +16,7 @@ import numpy as np
 
 
 class StoreWriter:
-    """Rows go in in chunks; nothing but the current chunk is held."""
+    """Writes rows in chunks; only the current chunk is in memory."""
 
     def __init__(self, folder: Path, split: str, *, columns: int, vocab: int) -> None:
         self._type = np.uint16 if vocab <= 1 << 16 else np.uint32
@@ -27,7 +27,7 @@ class StoreWriter:
             np.zeros(1, dtype=np.uint64).tofile(file)
 
     def add(self, columns: Sequence[Sequence[Sequence[int]]]) -> None:
-        """Columns of equally many rows."""
+        """Append columns with the same number of rows."""
         for column, rows in enumerate(columns):
             lengths = np.fromiter((len(row) for row in rows), dtype=np.uint64, count=len(rows))
             ends = np.cumsum(lengths, dtype=np.uint64) + np.uint64(self._ends[column])
@@ -43,7 +43,7 @@ class StoreWriter:
 
 
 class Store:
-    """A finished store, read through the memory map."""
+    """A finished store, memory-mapped."""
 
     def __init__(
         self, folder: Path, split: str, *, columns: int, vocab: int, counted: tuple[int, ...] | None = None
@@ -53,7 +53,9 @@ class Store:
         self.tokens = [self._open(folder / f"{split}.{column}.tokens", kind) for column in range(columns)]
         self.offsets = [self._open(folder / f"{split}.{column}.offsets", np.uint64) for column in range(columns)]
         self.columns = columns
-        self.counted = tuple(range(columns)) if counted is None else counted  # whose lengths make the size of a row
+        self.counted = (
+            tuple(range(columns)) if counted is None else counted
+        )  # columns whose lengths count towards the size of a row
 
     def __len__(self) -> int:
         return len(self.offsets[0]) - 1
@@ -67,7 +69,7 @@ class Store:
         return np.diff(self.offsets[column][start : end + 1].astype(np.int64))
 
     def forget(self) -> None:
-        """Give back the memory of pages read so far; the system reads them again when they are needed."""
+        """Release the memory of pages read so far; the system reads them again when needed."""
         for mapped in self._maps:
             mapped.madvise(mmap.MADV_DONTNEED)
 

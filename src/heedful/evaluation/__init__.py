@@ -1,1 +1,1 @@
-"""How good is it: metrics, with sacrebleu inside."""
+"""Evaluation metrics, computed by sacrebleu."""

@@ -1,4 +1,4 @@
-"""Several systems on the same sentences: is one better, or was it luck?"""
+"""Comparing several systems on the same sentences, with significance tests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from heedful.text.words import words
 
 @dataclass(frozen=True)
 class Comparison:
-    """A system's score, the 95 % interval around its mean, and the chance that it differs from the first by luck."""
+    """A system's score, the 95 % interval around its mean, and the p-value of its difference from the first system."""
 
     system: str
     metric: str
@@ -28,7 +28,7 @@ def compare(
     tokenizer: str = "13a",
     samples: int = 1000,
 ) -> list[Comparison]:
-    """Paired bootstrap resampling (Koehn 2004), as sacrebleu does it; the first system is the one compared with."""
+    """Paired bootstrap resampling (Koehn 2004) by sacrebleu; the first system is the baseline."""
     metrics = {"BLEU": BLEU(tokenize=tokenizer, references=references), "chrF2": CHRF(references=references)}
     named: list[tuple[str, Sequence[str]]] = [(name, list(texts)) for name, texts in systems.items()]
     _, scores = PairedTest(named, metrics, references=None, test_type="bs", n_samples=samples)()
@@ -43,7 +43,7 @@ def compare(
 def by_length(
     sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> list[tuple[str, int, float]]:
-    """chrF of short, middling and long sources: (words, sentences, score)."""
+    """chrF by source length: (words, sentences, score)."""
     edges = [(1, 5), (6, 10), (11, 20), (21, 40), (41, 10**9)]
     found = []
     for low, high in edges:
@@ -58,7 +58,7 @@ def by_length(
 def worst(
     sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str], *, count: int = 5
 ) -> list[dict[str, object]]:
-    """The sentences that came out worst, by chrF."""
+    """The worst translations, by chrF."""
     metric = CHRF()
     scored = [
         {

@@ -1,4 +1,4 @@
-"""Scores of translations. Every reported number is sacrebleu's own, with its signature."""
+"""Translation metrics. Every reported number is computed by sacrebleu, with its signature."""
 
 import re
 from collections.abc import Sequence
@@ -22,19 +22,19 @@ class Score:
 
 @dataclass(frozen=True)
 class Tokenization:
-    """How BLEU cuts texts into words, and why."""
+    """How BLEU splits texts into words, and why."""
 
     name: str
     why: str
 
 
 def tokenization(references: Sequence[str], *, language: str = "", tokenize: str = "") -> Tokenization:
-    """What was asked for; or what sacrebleu takes for the target language; or what suits the script of the references:
-    where no spaces stand between words, its default would count a sentence as one word."""
+    """The tokenizer that was requested; or sacrebleu's choice for the target language; or one that suits the script of
+    the references: without spaces between words, the default would count a sentence as one word."""
     if tokenize:
         if tokenize not in TOKENIZERS:
             raise ValueError(f"BLEU has no tokenizer {tokenize!r}; known: {', '.join(TOKENIZERS)}")
-        return Tokenization(tokenize, "as asked for")
+        return Tokenization(tokenize, "as requested")
     named = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}.get(language.partition("-")[0].lower())
     if named or language:
         return Tokenization(named or "13a", f"for the target language {language}")
@@ -50,11 +50,13 @@ def tokenization(references: Sequence[str], *, language: str = "", tokenize: str
 def score(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, language: str = "", tokenize: str = ""
 ) -> dict[str, Score]:
-    """BLEU, chrF, TER and exact match. `references`: one list as long as the hypotheses for each set of references. For
-    `language` and `tokenize` see `tokenization`; Chinese and Japanese choose TER's too."""
+    """BLEU, chrF, TER and exact match. `references`: one list, as long as the hypotheses, per set of references. For
+    `language` and `tokenize` see `tokenization`; Chinese and Japanese also set TER's tokenizer."""
     for reference in references:
         if len(reference) != len(hypotheses):
-            raise ValueError(f"{len(hypotheses):,} translations, but {len(reference):,} references; they must be equal")
+            raise ValueError(
+                f"{len(hypotheses):,} translations, but {len(reference):,} references; the numbers must match"
+            )
     streams = [list(reference) for reference in references]
     chosen = tokenization(streams[0] if streams else [], language=language, tokenize=tokenize).name
     asian = chosen in ("zh", "ja-mecab", "char")
@@ -68,7 +70,7 @@ def score(
 
 
 def consensus(texts: Sequence[str]) -> int:
-    """Which of several versions is most like the others, by chrF: minimum Bayes risk (Kumar and Byrne 2004)."""
+    """The index of the text most similar to the others, by chrF: minimum Bayes risk (Kumar and Byrne 2004)."""
     metric = CHRF()
     likeness = [
         sum(metric.sentence_score(text, [other]).score for place, other in enumerate(texts) if place != index)
@@ -81,11 +83,11 @@ def _bleu(tokenizer: str) -> BLEU:
     try:
         return BLEU(tokenize=tokenizer, force=True)
     except (RuntimeError, ImportError) as error:  # some need a package that is not installed
-        raise ValueError(f"BLEU's tokenizer {tokenizer} is not possible here: {error}") from None
+        raise ValueError(f"BLEU's tokenizer {tokenizer} is not available: {error}") from None
 
 
 def quick_score(hypotheses: Sequence[str], references: Sequence[str], *, tokenizer: str = "13a") -> dict[str, float]:
-    """BLEU, chrF and exact match as plain numbers, for watching a training."""
+    """BLEU, chrF and exact match as plain numbers, for validation during training."""
     stream = [list(references)]
     matches = sum(text.strip() == other.strip() for text, other in zip(hypotheses, references, strict=True))
     return {

@@ -101,7 +101,7 @@ class Translation:
         cut = tokenization(references, language=language)
         quick_score(["a"], ["a"], tokenizer=cut.name)  # it may not be installed
         self.tokenizer = cut.name
-        self.notes = [] if cut.name == "13a" else [f"BLEU counts words by the tokenizer {cut.name}: {cut.why}"]
+        self.notes = [] if cut.name == "13a" else [f"BLEU uses the tokenizer {cut.name}: {cut.why}"]
         self.merging = [MergingBpe(tokenizer) for tokenizer in prepared.tokenizers] if dropout else []
 
     def epoch(self, number: int, *, budget: int, seed: int) -> Iterator[np.ndarray]:

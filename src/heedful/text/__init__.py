@@ -1,1 +1,1 @@
-"""TEXT -> TOKENS: train and apply tokenizers. Raw text in, raw text out; knows nothing of tensors."""
+"""TEXT -> TOKENS: train and apply tokenizers. Raw text in, raw text out; independent of tensors."""

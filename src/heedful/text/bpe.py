@@ -1,4 +1,4 @@
-"""Byte-pair encoding in thirty lines: the reference for the fast one, and the way to leave merges out at random."""
+"""Byte-pair encoding in thirty lines: a reference for the fast implementation, and for BPE-dropout."""
 
 import random
 from itertools import pairwise
@@ -9,8 +9,8 @@ from heedful.text.tokenizer import Tokenizer
 class MergingBpe:
     """Applies a tokenizer's merges one by one.      Sennrich et al. 2016; with `dropout` Provilkov et al. 2020
 
-    At each step the merge of lowest rank that fits is applied. With dropout each possible merge is overlooked with that
-    probability at each step, so that a word is cut now this way, now that: a model sees more pieces of fewer words.
+    At each step the applicable merge of lowest rank is applied. With dropout, each applicable merge is skipped with
+    that probability at each step, so that a word is segmented in different ways.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -36,7 +36,7 @@ class MergingBpe:
             pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
 
     def _known(self, character: str) -> list[str]:
-        """A character the vocabulary lacks is spelled in bytes."""
+        """A character that is not in the vocabulary is spelled in bytes."""
         if character in self.ids:
             return [character]
         return [f"<0x{byte:02X}>" for byte in character.encode()]

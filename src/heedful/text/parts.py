@@ -1,4 +1,4 @@
-"""A text that is too long for a model, in parts, and what becomes of them as one text again."""
+"""Splitting a text that is too long for a model into parts, and joining their translations."""
 
 import re
 from bisect import bisect_right
@@ -11,11 +11,11 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 
 
 def split(text: str, fits: Callable[[str], bool], *, most: int) -> list[str]:
-    """Cut at the ends of sentences, or else of words, or else after at most so many characters."""
+    """Split at sentence ends, or else at word ends, or else after at most `most` characters."""
     parts: list[str] = []
     for sentence in SENTENCE_END.split(text):
         units = [sentence] if fits(sentence) else re.split(r"(?<=\s)", sentence)
-        first = len(parts)  # words are put together again within their sentence
+        first = len(parts)  # words are rejoined only within their sentence
         for unit in units:
             while not fits(unit):  # no space either: cut by characters
                 size = max(1, most)
@@ -31,8 +31,8 @@ def split(text: str, fits: Callable[[str], bool], *, most: int) -> list[str]:
 
 
 def join(parts: Sequence[str], between: Sequence[str] = ()) -> str:
-    """As the parts of the source were joined (`between`: the white space after each), so that line breaks stay. Where
-    that was nothing or spaces: with a space, unless both are in a script that does without."""
+    """Join parts as the source was joined (`between`: the white space after each part), so that line breaks are kept.
+    Where that was nothing or spaces: with a space, unless both parts are in a script without spaces."""
     joined = "".join(parts[:1])
     for place, (before, part) in enumerate(pairwise(parts)):
         space = between[place] if place < len(between) else " "
@@ -43,7 +43,7 @@ def join(parts: Sequence[str], between: Sequence[str] = ()) -> str:
 
 
 def words_of_parts(text: str, parts: Sequence[str]) -> list[list[int]]:
-    """For each part of a text, in order: of each of its words, the number of the text's word that it begins in."""
+    """For each part of a text, in order: for each of its words, the index of the text's word in which it begins."""
     starts, end, found = [start for start, _ in word_spans(text)], 0, []
     for part in parts:
         begin = max(end, text.find(part, end))

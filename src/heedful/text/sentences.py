@@ -1,5 +1,5 @@
-"""Where one sentence ends and the next begins, in scripts with and without spaces. pysbd knows the rules; a plain rule
-stands in for languages and inputs that it cannot take."""
+"""Sentence splitting, for scripts with and without spaces, by pysbd; a simple rule handles languages and inputs that
+pysbd cannot."""
 
 import re
 from functools import lru_cache
@@ -8,14 +8,14 @@ from typing import Any
 from heedful.text.words import HAN, UNSPACED
 
 END = re.compile(r"(?<=[.!?…])[\"'”’»)\]]*\s+|(?<=[。！？])[”’」』）]*|\n\s*\n")
-# Without one of these before the last character there is nothing to split: most lines are done here.
+# Without one of these before the last character there is nothing to split, which settles most lines.
 MAY_END = re.compile(r"[.!?…。！？।؟\n]\S*\s*\S")
 KANA = re.compile(r"[\u3040-\u30ff]")
 
 
 def sentences(text: str, language: str = "") -> list[tuple[str, str]]:
-    """The sentences of a text, each with the white space after it: put together again they are the text, its leading
-    white space aside."""
+    """The sentences of a text, each with the white space after it: joined, they give the text without its leading white
+    space."""
     text = text.lstrip()
     pieces = [text] if MAY_END.search(text) is None else _by_rules(text, language) or _by_ends(text)
     found = [(piece.rstrip(), piece[len(piece.rstrip()) :]) for piece in pieces]
@@ -23,13 +23,13 @@ def sentences(text: str, language: str = "") -> list[tuple[str, str]]:
 
 
 def _by_rules(text: str, language: str) -> list[str]:
-    """pysbd's sentences, if they are the text and nothing else; otherwise none."""
+    """pysbd's sentences, if they cover the text exactly; otherwise none."""
     segmenter = _segmenter(language.partition("-")[0].lower() or _likely_language(text))
     if segmenter is None:
         return []
     try:
         found = [piece for piece in segmenter.segment(text) if piece]
-    except Exception:  # some inputs trip its rules
+    except Exception:  # some inputs break its rules
         return []
     pieces: list[str] = []
     end = 0

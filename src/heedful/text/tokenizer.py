@@ -1,10 +1,10 @@
-"""Tokenizers: trained on raw text, lossless, and whole in one file (`tokenizer.json`, Hugging Face's format).
+"""Tokenizers: trained on raw text, lossless, stored in one file (`tokenizer.json`, Hugging Face's format).
 
-What comes in is what comes out: spaces, case, emoji, marks. Text that looks like a special token ("</s>") is text. Only
-`normalise`, where asked for, changes the text, and it does so before anything else.
+Decoding restores the text exactly: spaces, case, emoji, marks. Text that looks like a special token ("</s>") is text.
+Only `normalise`, if set, changes the text, before anything else.
 
-Special tokens belong to the tokenizer: a model asks it for `eos`, whichever tokenizer it is. Ours have the four of
-`SPECIALS` and those a task needs besides; somebody else's (BERT's, GPT-2's, LLaMA's, T5's) are known by their names.
+Special tokens belong to the tokenizer: a model asks it for `eos`, whichever tokenizer it is. Tokenizers trained here
+have the four of `SPECIALS` and those a task needs; others (BERT, GPT-2, LLaMA, T5) are recognised by token name.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from heedful.files import write_text
 from heedful.text.words import HAN
 
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>"]
-# The names by which each kind of special token goes, ours first.
+# The names of each kind of special token, ours first.
 ROLES = {
     "pad": ("<pad>", "[PAD]", "<|pad|>"),
     "bos": ("<s>", "[BOS]", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>"),
@@ -35,30 +35,30 @@ ROLES = {
     "cls": ("<cls>", "[CLS]"),
     "sep": ("<sep>", "[SEP]"),
 }
-# What serves where a tokenizer has no token of that name: BERT's texts begin with [CLS], RoBERTa's with <s>.
+# Substitutes for missing special tokens: BERT's texts begin with [CLS], RoBERTa's with <s>.
 STAND_INS = {"bos": "cls", "eos": "sep", "cls": "bos", "sep": "eos"}
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 LANGUAGE = re.compile(r"<2(\w+)>|>>(\w+)<<|__(\w+)__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 SMALL = 8000  # tokens
-# A word carries the space before it; digits stand alone; what is left over is spaces.
+# A word includes the space before it; digits are separate; the rest is spaces.
 WORDS = r" ?[\p{L}\p{M}]+| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 
 
 class TokenizerConfig(Config):
-    """How text is cut.
+    """How text is split into tokens.
 
-    kind        bpe         characters merged by frequency (Sennrich et al. 2016); what is unknown falls back to bytes
+    kind        bpe         characters merged by frequency (Sennrich et al. 2016), with byte fallback
                 byte_bpe    bytes merged by frequency (Radford et al. 2019)
                 unigram     pieces chosen by likelihood (Kudo 2018)
-                character   one token a character
-                word        whole words; unknown ones are lost
-    vocab       at most so many tokens; 0 = from the size of the corpus. Below 8,000, bpe merges at most two Chinese
-                characters: no spaces keep words apart there, and phrases would fill it
-    joint       one vocabulary for source and target, or one each
+                character   one token per character
+                word        whole words; unknown words are lost
+    vocab       maximum vocabulary size; 0 = chosen by corpus size. Below 8,000, bpe merges at most two Chinese
+                characters: without spaces between words, phrases would fill the vocabulary
+    joint       one shared vocabulary for source and target, or one each
     normalise   Unicode normal form applied to all text first
-    dropout     leave out merges at random in training (BPE-dropout, Provilkov et al. 2020); bpe only
-    file        a tokenizer.json to take as it is, in place of training one
+    dropout     skip merges at random in training (BPE-dropout, Provilkov et al. 2020); bpe only
+    file        an existing tokenizer.json to use instead of training one
     """
 
     kind: Literal["bpe", "byte_bpe", "unigram", "character", "word"] = "bpe"
@@ -71,13 +71,13 @@ class TokenizerConfig(Config):
     @model_validator(mode="after")
     def _dropout_needs_merges(self) -> "TokenizerConfig":
         if self.dropout and self.kind != "bpe":
-            raise ValueError(f"dropout leaves out merges of bpe, but kind is {self.kind!r}; set dropout to 0")
+            raise ValueError(f"tokenizer dropout works only with kind bpe, not {self.kind!r}; set dropout to 0")
         return self
 
 
 class Tokenizer:
-    """Text <-> token ids. `names`: what its special tokens are called, by role, where that does not follow from their
-    names: {"bos": "<|im_start|>"}."""
+    """Text <-> token ids. `names`: its special tokens by role, if their names are not standard:
+    {"bos": "<|im_start|>"}."""
 
     def __init__(self, backend: Backend, names: Mapping[str, str] | None = None) -> None:
         backend.encode_special_tokens = True  # "</s>" in a text is four characters, not an end
@@ -92,11 +92,11 @@ class Tokenizer:
         return 1 + max(self._backend.get_vocab().values(), default=-1)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """No special tokens are added: where a sentence starts and ends is the task's business."""
+        """Token ids of texts, without special tokens: adding BOS and EOS is up to the task."""
         return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
-        """Special tokens are left out."""
+        """Texts of token ids, without special tokens."""
         kept = [[int(token) for token in row if token not in self.specials] for row in rows]
         return self._backend.decode_batch(kept, skip_special_tokens=False)
 
@@ -125,7 +125,7 @@ class Tokenizer:
     def _needed(self, role: str) -> int:
         found = self.special(role)
         if found is None:
-            raise ValueError(f"this tokenizer has no {role} token, which the task needs; known as {ROLES[role][0]}")
+            raise ValueError(f"this tokenizer has no {role} token (such as {ROLES[role][0]}), which the task needs")
         return found
 
     @cached_property
@@ -154,19 +154,19 @@ class Tokenizer:
 
     @cached_property
     def pad(self) -> int:
-        """What fills up rows: any token will do, since nobody sees it."""
+        """The padding token; any token will do, since it is masked."""
         found = self.special("pad")
         return self.special("eos") or 0 if found is None else found
 
     @cached_property
     def start(self) -> int:
-        """What a decoder begins with: the start of a text, or padding where there is no such token (T5)."""
+        """The decoder's start token: BOS, or padding if there is none (T5)."""
         found = self.special("bos")
         return self.pad if found is None else found
 
     @cached_property
     def never(self) -> tuple[int, ...]:
-        """What is never written: every special token but the end and the unknown."""
+        """Tokens that are never generated: all special tokens except EOS and UNK."""
         return tuple(sorted(self.specials - {self.special("eos"), self.special("unk")}))
 
     @cached_property
@@ -177,7 +177,7 @@ class Tokenizer:
 
     @cached_property
     def languages(self) -> dict[str, int]:
-        """The tokens that stand for a language, by its code."""
+        """Language tokens, by language code."""
         return {next(code for code in found.groups() if code): index for index, found in self._matching(LANGUAGE)}
 
     def _matching(self, pattern: re.Pattern[str]) -> list[tuple[int, re.Match[str]]]:
@@ -185,26 +185,26 @@ class Tokenizer:
         return [(index, found) for index, found in names if found is not None]
 
     def pieces(self, text: str) -> list[tuple[int, int, int]]:
-        """Each token of a text with the characters it stands for: (id, start, end)."""
+        """Each token of a text with its character span: (id, start, end)."""
         encoding = self._backend.encode(text, add_special_tokens=False)
         return [(token, start, end) for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)]
 
     def token(self, index: int) -> str:
-        """How one token is written; a piece of a character shows as <0xE4>."""
+        """The string of a token; part of a multi-byte character is shown as <0xE4>."""
         found: str | None = self._backend.id_to_token(index)
         if found is None:
             raise ValueError(f"token {index} does not exist; the vocabulary has {self.vocab}")
         return found
 
     def merges(self) -> list[tuple[str, str]]:
-        """The merges of bpe in order of rank; of another kind, none."""
+        """The BPE merges in order of rank; empty for other kinds."""
         return [(first, second) for first, second in self._data()["model"].get("merges", [])]
 
     def token_ids(self) -> dict[str, int]:
         return self._backend.get_vocab()
 
     def split_words(self, text: str) -> list[str]:
-        """The words that are cut independently of each other, after normalisation."""
+        """The words that are tokenised independently of each other, after normalisation."""
         normalizer = self._backend.normalizer
         text = normalizer.normalize_str(text) if normalizer else text
         return [word for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(text)]
@@ -213,8 +213,7 @@ class Tokenizer:
         return hashlib.blake2b(self._backend.to_str().encode(), digest_size=16).hexdigest()
 
     def save(self, path: Path) -> None:
-        """What its special tokens are called goes to special_tokens_map.json beside it, where their names do not
-        tell."""
+        """Special tokens with non-standard names are saved to special_tokens_map.json next to it."""
         if self._names:
             names = {f"{role}_token": name for role, name in self._names.items()}
             write_text(path.with_name(_names_file(path)), json.dumps(names, indent=2, ensure_ascii=False))
@@ -239,7 +238,7 @@ def _names_file(path: Path) -> str:
 
 
 def _special_names(path: Path) -> dict[str, str]:
-    """What the special tokens are called, by role, as Hugging Face's files beside a tokenizer.json say it."""
+    """The names of the special tokens, by role, from Hugging Face's files next to a tokenizer.json."""
     found: dict[str, str] = {}
     for name in ("tokenizer_config.json", _names_file(path)) if path.name == "tokenizer.json" else (_names_file(path),):
         try:
@@ -257,7 +256,7 @@ def _special_names(path: Path) -> dict[str, str]:
 def train_tokenizer(
     texts: Iterable[str], config: TokenizerConfig, *, vocab: int, extra: Sequence[str] = ()
 ) -> Tokenizer:
-    """A tokenizer for texts like these, with at most `vocab` tokens, but never fewer than the bytes need. `extra`:
+    """A tokenizer trained on these texts, with at most `vocab` tokens, but at least enough for all bytes. `extra`:
     special tokens that a task needs beyond the four of every tokenizer."""
     special = [*SPECIALS, *(token for token in extra if token not in SPECIALS)]
     backend = Backend(models.BPE())
@@ -282,7 +281,7 @@ def train_tokenizer(
         trainer = trainers.UnigramTrainer(unk_token="<unk>", **options)
     else:
         backend.model = models.BPE(unk_token="<unk>", byte_fallback=True)
-        # Rare characters are left to the bytes: a vocabulary full of them would have no room for words.
+        # Rare characters use byte fallback: a vocabulary full of them would have no room for words.
         trainer = trainers.BpeTrainer(limit_alphabet=max(1, (vocab - len(specials)) // 2), **options)
     backend.train_from_iterator(texts, trainer)
     if config.kind == "bpe" and vocab < SMALL:
@@ -291,7 +290,7 @@ def train_tokenizer(
 
 
 def vocab_for(words: int) -> int:
-    """How many tokens suit a corpus of this many running words, both sides together.
+    """A suitable vocabulary size for a corpus of this many running words, both sides together.
 
     8 w^0.45, which gives about 3,000 for half a million words, 8,000 for five million and 32,000 for a hundred
     million: the sizes that work well in practice, small ones for small corpora (Gowda and May 2020).
@@ -333,8 +332,8 @@ def _normalised(backend: Backend, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _without_phrases(backend: Backend) -> Backend:
-    """At most two Chinese characters in a token. No space keeps words apart there, so a small vocabulary fills with
-    phrases that happen to be frequent, of which a model learns little."""
+    """At most two Chinese characters per token. Without spaces between words, a small vocabulary fills up with frequent
+    phrases, from which a model learns little."""
     data = json.loads(backend.to_str())
     model = data["model"]
     model["merges"] = [pair for pair in model["merges"] if len(HAN.findall("".join(pair))) <= 2]
@@ -344,11 +343,11 @@ def _without_phrases(backend: Backend) -> Backend:
 
 
 def _with_byte_fallback(backend: Backend, special: int) -> Backend:
-    """The bytes are tokens of the model, but not to be found in text: "<0x41>" in a text is six characters."""
+    """Byte tokens belong to the vocabulary, but are not matched in text: "<0x41>" in a text is six characters."""
     data = json.loads(backend.to_str())
     data["added_tokens"] = data["added_tokens"][:special]
     data["model"]["byte_fallback"] = True
-    if data["model"]["type"] == "Unigram":  # the trainer orders pieces of equal score by chance
+    if data["model"]["type"] == "Unigram":  # the trainer orders pieces of equal score at random
         fixed = special + len(BYTES)
         pieces = data["model"]["vocab"]
         data["model"]["vocab"] = pieces[:fixed] + sorted(pieces[fixed:], key=lambda piece: (-piece[1], piece[0]))

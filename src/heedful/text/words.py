@@ -1,5 +1,5 @@
-"""What is a word, where words are counted and aligned: what spaces separate. In a script that puts none between words
-(Chinese, Japanese, Thai ...), where one ends cannot be told, so each character counts, with the marks on it."""
+"""What counts as a word when words are counted and aligned: text between spaces. In scripts without spaces between
+words (Chinese, Japanese, Thai ...), each character counts as a word, with its combining marks."""
 
 import re
 import unicodedata
@@ -7,7 +7,7 @@ import unicodedata
 BLOCKS = (
     r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
-JOINERS = r"\u200b-\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef"  # nothing of their own, between or after characters
+JOINERS = r"\u200b-\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef"  # invisible, between or after characters
 MARKS = "".join(
     chr(code)
     for block in (range(0x0E00, 0x0F00), range(0x1000, 0x10A0), range(0x1780, 0x1800), range(0x3099, 0x309B))
@@ -24,10 +24,10 @@ def words(text: str) -> list[str]:
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Where each word begins and ends."""
+    """The character span of each word."""
     return [match.span() for match in WORD.finditer(text)]
 
 
 def is_unspaced(text: str) -> bool:
-    """Whether it is in such a script, or in no script at all."""
+    """Whether a text is in a script without spaces, or has no letters at all."""
     return not any(character.isalnum() and not UNSPACED.match(character) for character in text)

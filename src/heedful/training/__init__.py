@@ -1,1 +1,1 @@
-"""The training of a model: recipe in, model folder out, nothing lost on the way."""
+"""Training a model: from a recipe to a model folder, safe against interruptions."""

@@ -1,4 +1,4 @@
-"""The card of a model: what it is, what it was trained on, how well it does, how to use it."""
+"""The model card: what the model is, its training data and its scores."""
 
 import platform
 from datetime import UTC, datetime
@@ -43,7 +43,9 @@ def card(
             f"{parameters:,} parameters"
             + (f", vocabulary {prepared.tokenizers[-1].vocab:,}." if prepared.tokenizers else "."),
             "",
-            "## Scores on the validation set" if prepared.has("valid") else "## Scores on the training data (no other)",
+            "## Scores on the validation set"
+            if prepared.has("valid")
+            else "## Scores on the training data (nothing was held out)",
             "",
             "| score | value |",
             "|---|---|",
@@ -55,12 +57,12 @@ def card(
             f"{progress.step:,} steps, {progress.tokens:,} {counted} in {progress.seconds:,.0f} s "
             f"({progress.tokens / max(1e-9, progress.seconds):,.0f} tokens/s) on {platform.machine()}, "
             f"{torch.get_num_threads()} threads; peak memory {memory / 2**20:,.0f} MiB; seed {recipe.seed}. "
-            f"Best {recipe.training.metric} at step {progress.best_step:,}. Everything else is in config.yaml.",
+            f"Best {recipe.training.metric} at step {progress.best_step:,}. All settings are in config.yaml.",
             "",
             "## Data",
             "",
             f"{rows['train']:,} for training, {rows['valid']:,} for validation, {rows['test']:,} for test; "
-            f"{prepared.facts['too_long']:,} left out as too long.",
+            f"{prepared.facts['too_long']:,} skipped as too long.",
             "",
             "| split | file | BLAKE2b of its content |",
             "|---|---|---|",

@@ -1,4 +1,4 @@
-"""What a training says: one live line on a terminal, plain lines elsewhere, and every number in metrics.jsonl."""
+"""Training logs: one live line on a terminal, plain lines elsewhere, and all metrics in metrics.jsonl."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from heedful.files import write_text
 
 
 class Journal:
-    """Silent in all processes but the leading one."""
+    """Silent in all processes but the main one."""
 
     def __init__(self, folder: Path, *, steps: int, speaks: bool = True) -> None:
         self.path = folder / "metrics.jsonl"
@@ -23,12 +23,12 @@ class Journal:
         self.speaks = speaks
         self.console = Console(stderr=True, quiet=not speaks)
         self._live: Live | None = None
-        self._rate: float | None = None  # steps a second, smoothed
+        self._rate: float | None = None  # steps per second, smoothed
         self._last: tuple[int, float] | None = None
         self._board: Any = _tensorboard(folder) if speaks and folder.is_dir() else None
 
     def begin_at(self, step: int) -> None:
-        """Forget what was written after this step, by a process that did not live to save it."""
+        """Drop lines written after this step by a process that was killed before it saved a checkpoint."""
         if self.speaks and self.path.exists():
             lines = self.path.read_text(encoding="utf-8").splitlines()
             kept = [line for line in lines if _step_of(line) <= step]
@@ -43,7 +43,7 @@ class Journal:
                 self._board.add_scalar(name, value, step)
 
     def step(self, step: int, *, best: str, **numbers: float) -> None:
-        """A logged step: numbers to the file, a line to the person."""
+        """Log a step: numbers to the file, a line to the terminal."""
         self.write(step, **numbers)
         if not self.speaks:
             return
@@ -96,7 +96,7 @@ class Journal:
 
 
 def _tensorboard(folder: Path) -> Any:
-    """A writer for TensorBoard, if that is installed."""
+    """A TensorBoard writer, if TensorBoard is installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -121,7 +121,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def _step_of(line: str) -> float:
-    """A line cut off by a kill belongs to no step that was saved."""
+    """The step of a line; infinity for a line truncated by a kill, which belongs to no saved step."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

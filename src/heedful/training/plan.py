@@ -1,6 +1,7 @@
-"""What fits: a model, batch and number of steps into a time; a step into the memory.
+"""Plan a training: the model, batch size and number of steps for a time budget, and batches that fit in memory.
 
-A plan is made once, at the first start, from a few seconds' measurement on this machine; it is then part of the recipe.
+A plan is made once, at the first start, from a few seconds of measurement on this machine; it then becomes part of the
+recipe.
 """
 
 import math
@@ -23,16 +24,16 @@ from heedful.training.recipe import Recipe, merge, parse_recipe, read_recipe
 Say = Callable[[str], None]
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 COUNTS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-EPOCHS = 12  # a larger model is worth having if it can still see the corpus this often,
-PER_PARAMETER = 20  # or this many tokens for each of its parameters
-ENOUGH = 60  # epochs after which more time is better not spent
-STEPS = 3000  # a training wants this many updates, if need be in small batches
-WORK = 0.9  # of the time; the rest is validation and saving
-SHARE = 0.3  # of the rate of plain matrix products that a small model reaches
+EPOCHS = 12  # a larger model pays off if it can still see the corpus this often,
+PER_PARAMETER = 20  # or this many tokens per parameter
+ENOUGH = 60  # epochs after which more training does not help
+STEPS = 3000  # updates that a training needs, with small batches if necessary
+WORK = 0.9  # fraction of the time spent on steps; the rest is validation and saving
+SHARE = 0.3  # fraction of the matrix-product rate that a small model reaches
 
 
 def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, world: World, say: Say) -> Recipe:
-    """The recipe that makes the most of a budget: `20m`, `2h`, `5000steps`, `3epochs`, `10Mtokens`."""
+    """The recipe that makes the best use of a budget: `20m`, `2h`, `5000steps`, `3epochs`, `10Mtokens`."""
     amount, unit = parse_budget(budget)
     epoch = max(1, sum(prepared.facts["tokens"][-1:]) + prepared.facts["rows"]["train"])
     if unit != "seconds":
@@ -72,8 +73,8 @@ def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, world: 
 
 
 def readable_words(budget: str, smallest: str, world: World) -> int:
-    """How many words, both sides together, the model of the smallest recipe can read in this time here, about: a power
-    of two, so that another measurement gives the same. 0: the budget is not a time."""
+    """Roughly how many words, both sides together, the smallest recipe's model can process here in this time. Rounded
+    to a power of two, so that repeated measurements agree. 0: the budget is not a time."""
     amount, unit = parse_budget(budget)
     if unit != "seconds":
         return 0
@@ -84,18 +85,18 @@ def readable_words(budget: str, smallest: str, world: World) -> int:
 
 
 def with_characters(recipe: Recipe, report: Report, say: Say) -> Recipe:
-    """Where nine in ten sources are single words (spelling to sound, names to other scripts), what is to be learned is
-    inside the words: characters are the tokens, unless the person chose otherwise."""
+    """If nine in ten sources are single words (spelling to sound, transliteration), use characters as tokens, unless
+    the user chose otherwise."""
     quantiles = report.sides[0].quantiles() if report.sides else []
     if recipe.tokenizer.kind != "bpe" or recipe.tokenizer.vocab or not quantiles or quantiles[1] > 1:
         return recipe
-    say("plan: sources are single words, so characters are the tokens (tokenizer.kind=character)")
+    say("plan: sources are single words, so tokens are characters (tokenizer.kind=character)")
     data = recipe.model_dump(mode="json")
     return parse_recipe({**data, "tokenizer": {**data["tokenizer"], "kind": "character"}})
 
 
 def _product_rate(device: torch.device, seconds: float = 0.3) -> float:
-    """Floating-point operations a second in products of matrices."""
+    """Floating-point operations per second in matrix products."""
     size, count = 1024, 0
     matrix = torch.ones(size, size, device=device)
     (matrix @ matrix).sum().item()
@@ -107,8 +108,8 @@ def _product_rate(device: torch.device, seconds: float = 0.3) -> float:
 
 
 def _largest(recipe: Recipe, task: Task, world: World, *, epoch: int, seconds: float) -> tuple[str, Recipe, float]:
-    """The largest model that sees enough tokens in this time, or else the smallest there is; and its speed. A model
-    that is not simply one of the named ones was chosen by the person, and stays."""
+    """The largest model that sees enough tokens in this time, or else the smallest one; and its speed. A model that is
+    not one of the named sizes was chosen by the user, and is kept."""
     sizes = recipe.task.sizes
     if all(_sized(recipe, size).model != recipe.model for size in sizes):
         return "your", recipe, _speed(recipe, task, world)
@@ -140,20 +141,20 @@ def parse_budget(text: str) -> tuple[float, str]:
 
 
 def fit_memory(recipe: Recipe, task: Task, *, world: World, say: Say) -> Recipe:
-    """`batch_tokens: auto` made a number, and a step's batch dealt out until its worst case fits the memory."""
+    """Resolve `batch_tokens: auto`, and split batches into micro-batches until the worst case fits in memory."""
     if recipe.training.batch_tokens == "auto":
         recipe = _changed(recipe, {"batch_tokens": 25000 if world.device.type == "cuda" else 4096})
         while not _fits(recipe, task, world):
             parts = recipe.training.accumulate * 2
             if parts > 256:
-                raise ValueError("this model does not fit the memory even row by row; choose a smaller one")
-            say(f"a batch does not fit the memory: dealing it out in {parts}")
+                raise ValueError("this model does not fit in memory even row by row; choose a smaller one")
+            say(f"a batch does not fit in memory: splitting it into {parts} micro-batches")
             recipe = _changed(recipe, {"accumulate": parts})
     return recipe
 
 
 def _fits(recipe: Recipe, task: Task, world: World) -> bool:
-    """Try the worst batch: for real on a GPU; on a CPU, where failing would be the end, by an eighth of it."""
+    """Try the worst batch: run it on a GPU; on a CPU, where running out of memory is fatal, estimate from an eighth."""
     if world.device.type == "cuda":
         try:
             _trainer(recipe, task, World(device=world.device)).probe()
@@ -167,8 +168,8 @@ def _fits(recipe: Recipe, task: Task, world: World) -> bool:
 
 
 def _memory(recipe: Recipe, task: Task, world: World) -> int:
-    """Bytes a training will need, about: what the forward pass keeps for an eighth of the worst batch, times eight and
-    half as much again for the backward pass; and weights, gradients and Adam's two averages."""
+    """Roughly how many bytes a training will need: what the forward pass keeps for an eighth of the worst batch, times
+    eight, plus half as much for the backward pass; and weights, gradients and Adam's two moments."""
     assert isinstance(recipe.training.batch_tokens, int)
     eighth = _changed(recipe, {"batch_tokens": max(1, recipe.training.batch_tokens // 8)})
     trainer = _trainer(eighth, task, World(device=world.device))
@@ -180,7 +181,7 @@ def _memory(recipe: Recipe, task: Task, world: World) -> int:
 
 
 def _in_use() -> int:
-    """Bytes this process holds already, most of it the libraries."""
+    """Bytes this process already uses, mostly for libraries."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
     except OSError:
@@ -205,7 +206,7 @@ class _CountSaved(torch.autograd.graph.saved_tensors_hooks):
 
 
 def free_memory() -> int | None:
-    """Bytes, where the system says it."""
+    """Bytes of available memory; None if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -257,7 +258,7 @@ def _trainer(recipe: Recipe, task: Task, world: World) -> Trainer:
 
 
 def _speed(recipe: Recipe, task: Task, world: World, seconds: float = 2.0) -> float:
-    """Target tokens a second of all processes: the middle of a few steps of this one, after one to warm up."""
+    """Target tokens per second of all processes: the median of a few steps of this one, after a warm-up step."""
     trainer = _trainer(_changed(recipe, {"log_every": 10**9}), task, World(device=world.device))
     rates: list[float] = []
     began = time.monotonic()

@@ -1,8 +1,8 @@
-"""A recipe: everything that decides what a training does. YAML, by name or path; any key can be changed.
+"""A recipe: all settings of a training. YAML, by name or path; any key can be changed.
 
 model:
-  preset: vaswani-tiny        # where to start from
-  decoder: {layers: 2}        # what is different
+  preset: vaswani-tiny        # the starting point
+  decoder: {layers: 2}        # the differences
 training: {steps: 5000}
 """
 
@@ -30,18 +30,18 @@ FOLDER = Path(__file__).parents[1] / "recipes"
 class TrainingConfig(Config):
     """How a model is trained.
 
-    batch_tokens    tokens on the longer side of a step's batch, padding included; auto = as many as fit and help
-    accumulate      deal a step's batch out in this many parts: the same result in less memory
-    learning_rate   the highest; 0 = the paper's, 1 / sqrt(width * warmup)
-    schedule        what follows the warm-up: inverse_sqrt (the paper), linear and cosine (to a fiftieth at the last
-                    step), constant
-    metric          what decides which model is best, and when `patience` validations without a better one end training;
-                    one of the task's
-    freeze          weights that stay as they are: names of parts, such as embedding or encoder.layers.0
-    ema             decay of a running average of the weights, used for validation and as the result; 0 = none
-    average         at the end, try the mean of the last checkpoints, as many as kept; taken if it is better
-    recompute       gradient checkpointing: a third more arithmetic, much less memory
-    bad_steps       so many steps in a row with a loss that is not a number, or explodes, end training
+    batch_tokens    tokens on the longer side of a batch, padding included; auto = as many as fit in memory and help
+    accumulate      split each batch into this many micro-batches: the same result with less memory
+    learning_rate   the peak; 0 = the paper's, 1 / sqrt(width * warmup)
+    schedule        decay after the warm-up: inverse_sqrt (the paper), linear and cosine (to a fiftieth of the peak at
+                    the last step), constant
+    metric          selects the best model, and stops training after `patience` validations without improvement; one of
+                    the task's metrics
+    freeze          weights that are not trained: names of components, such as embedding or encoder.layers.0
+    ema             decay of a moving average of the weights, used for validation and as the result; 0 = off
+    average         at the end, also try the average of the last `keep` checkpoints, and use it if it is better
+    recompute       gradient checkpointing: a third more computation, much less memory
+    bad_steps       stop after this many steps in a row with a NaN, infinite or exploding loss
     """
 
     steps: Size = 20000
@@ -73,8 +73,8 @@ class TrainingConfig(Config):
 
 
 class Recipe(Config):
-    """`initialise` is the scheme of the first weights. `start_from` names a folder, ours or Hugging Face's, whose
-    model, tokenizer and weights training starts from. `parts` names folders or packages with parts of your own.
+    """`initialise` is the weight initialisation scheme. `start_from` names a Heedful or Hugging Face folder whose
+    model, tokenizer and weights training starts from. `parts` names folders or packages with custom components.
     """
 
     seed: int = Field(1, ge=0)
@@ -107,14 +107,16 @@ class Recipe(Config):
                 raise ValueError(f"the model learns {limit} positions, but texts may have {needed[side]} tokens; raise "
                                  f"model.{side}.position.length, or lower data.max_length or task.context")  # fmt: skip
         if not self.tokenizer.joint and getattr(self.model, "tie", "") in ("all", "inputs") and len(needed) > 1:
-            raise ValueError("two vocabularies cannot share one table; set model.tie=output with tokenizer.joint=false")
+            raise ValueError(
+                "two vocabularies cannot share one embedding table; set model.tie=output with tokenizer.joint=false"
+            )
         return self
 
     def fitted(self, prepared: Prepared) -> "Recipe":
-        """The recipe of a model for these data."""
+        """The recipe with the model fitted to these data."""
         data = self.model_dump()
         data["model"] = self.task.fitted(data["model"], prepared)
-        if self.start_from:  # a published table may have more rows than its tokenizer has tokens
+        if self.start_from:  # a published embedding table may have more rows than its tokenizer has tokens
             data["model"] |= {
                 key: max(data["model"][key], old)
                 for key in ("vocab", "source_vocab")
@@ -133,8 +135,8 @@ def recipes() -> list[str]:
 
 
 def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
-    """A recipe by its name or path, with keys changed: `training.steps=120`. A change to `start_from` takes the place
-    of the model that the recipe names."""
+    """A recipe by name or path, with keys changed: `training.steps=120`. Setting `start_from` replaces the model that
+    the recipe names."""
     changes = list(changes)
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
@@ -194,7 +196,7 @@ def parse_recipe(data: dict[str, Any]) -> Recipe:
     model = dict(model)
     if data.get("start_from"):
         if "preset" in model:
-            raise ValueError("the model is that of start_from; leave out model.preset, or start_from")
+            raise ValueError("start_from already defines the model; remove model.preset or start_from")
         begun = model_of(Path(data["start_from"]))
         if model.get("kind", begun.get("kind")) == begun.get("kind"):
             model = merge(begun, model)
@@ -207,12 +209,12 @@ def parse_recipe(data: dict[str, Any]) -> Recipe:
         raise ValueError(explain(error)) from None
 
 
-# Keys that hold a part, found by its file's name. Another kind of part has other keys, so it replaces the old one.
+# Keys that hold a component, found by its file name. One of another kind has other keys, so it replaces the old one.
 PARTS = {"model", "task", "encoder", "decoder", "embedding", "position", "mix"}
 
 
 def merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """`change` laid over `base`, key by key. A part of another kind replaces the old one."""
+    """`change` merged into `base`, key by key. A component of another kind replaces the old one."""
     merged = dict(base)
     for key, value in change.items():
         old = merged.get(key)
@@ -226,14 +228,14 @@ def merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_another(key: str, old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether the new keys are those of another kind of part."""
+    """Whether the new keys belong to another kind of component."""
     if key not in PARTS or "kind" not in new:
         return False
     return "preset" in old or old.get("kind", new["kind"]) != new["kind"]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], path: str = "") -> list[str]:
-    """What differs between two recipes, a line each: `training.steps: 100 -> 200`."""
+    """The differences between two recipes, one line each: `training.steps: 100 -> 200`."""
     found = []
     for key in sorted({*old, *new}):
         first, second, name = old.get(key), new.get(key), f"{path}{key}"

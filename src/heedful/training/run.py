@@ -1,4 +1,4 @@
-"""A whole training: data, model, loop, result. Run again with the same words, it goes on from where it was."""
+"""A whole training: data, model, loop, result. Rerun with the same arguments, it resumes."""
 
 import json
 import resource
@@ -29,13 +29,13 @@ from heedful.training.plan import fit_memory, parse_budget, plan, readable_words
 from heedful.training.recipe import Recipe, differences, parse_recipe
 from heedful.training.start import digest_of, take_weights, tokenizers_of
 
-# What may differ when a training goes on: it changes what is seen, not what comes out.
+# Keys that may change when a training is resumed: they affect what is shown, not the result.
 FREE = ("training.log_every", "training.samples", "data.source_language", "data.target_language")
 
 
 @dataclass(frozen=True)
 class Result:
-    """`numbers`: the final scores on the validation set. `finished`: False if it was asked to stop before its end."""
+    """`numbers`: the final scores on the validation set. `finished`: False if it was stopped early."""
 
     folder: Path
     finished: bool
@@ -52,7 +52,7 @@ def train(
     budget: str = "",
     show: Callable[[Prepared, Recipe], None] = lambda prepared, recipe: None,
 ) -> Result:
-    """Train by a recipe on a person's files, into a model folder. `show` is told what is about to be done."""
+    """Train on the given files by a recipe, into a model folder. `show` is called with the plan before training."""
     if budget:
         parse_budget(budget)
     world = join()
@@ -84,14 +84,14 @@ def _run(
     journal = Journal(out, steps=0, speaks=world.leads)
     report = None
     if budget and known is None and world.leads and recipe.task.sizes and not recipe.start_from:
-        journal.say("looking over the corpus")
+        journal.say("checking the corpus")
         report = look_over(inputs)
         recipe = with_characters(recipe, report, journal.say)
     prepared = _prepare(recipe, inputs, out, cache, world, journal, budget if known is None else None, report)
     if prepared.facts["unknown_labels"]:
-        journal.say(f"{prepared.facts['unknown_labels']:,} rows with labels that training does not have are left out")
+        journal.say(f"{prepared.facts['unknown_labels']:,} rows with labels that do not occur in training are skipped")
     if not prepared.has("valid"):
-        journal.say("there are too few rows to hold any out: validation is on the training data")
+        journal.say("too few rows to hold any out: validating on the training data")
     settings = Settings(
         label_smoothing=recipe.training.label_smoothing,
         bpe_dropout=recipe.tokenizer.dropout,
@@ -122,14 +122,14 @@ def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: Wor
     if checkpoint is None:
         _refuse_to_replace(out, recipe)
     world.wait()
-    if recipe.start_from and (checkpoint is None or recipe.training.freeze):  # frozen weights are in no checkpoint
+    if recipe.start_from and (checkpoint is None or recipe.training.freeze):  # frozen weights are not in checkpoints
         take_weights(model, Path(recipe.start_from), journal.say)
     trainer = Trainer(recipe, task, model, world=world, journal=journal, folder=out)
     if checkpoint is not None:
         trainer.restore(checkpoint)
         if world.leads:
             set_aside(out / "checkpoints", after=checkpoint.step)
-        journal.say(f"going on from step {checkpoint.step}")
+        journal.say(f"resuming from step {checkpoint.step}")
     else:
         trainer.probe()
     journal.begin_at(trainer.progress.step)
@@ -146,7 +146,7 @@ def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: Wor
 
 
 def _refuse_to_replace(out: Path, recipe: Recipe) -> None:
-    """Where a model stands but no checkpoint, starting over would lose it, unless it is from before the first one."""
+    """If there is a model but no checkpoint, starting over would lose it, unless it predates the first checkpoint."""
     steps = [int(line["step"]) for line in read_metrics(out) if "step" in line]
     if (out / "model.safetensors").exists() and max(steps, default=0) >= recipe.training.save_every:
         raise ValueError(
@@ -156,7 +156,8 @@ def _refuse_to_replace(out: Path, recipe: Recipe) -> None:
 
 
 def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> dict[str, float]:
-    """The best model, or the mean of the last ones if that is better; its scores; its card. All processes score."""
+    """Keep the best model, or the average of the last ones if that is better; score it; write its card. All processes
+    take part in scoring."""
     journal, progress, world = trainer.journal, trainer.progress, trainer.world
     journal.close()
     if not (out / "model.safetensors").exists():
@@ -173,7 +174,7 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
         if trainer.is_better(mean[recipe.training.metric]):
             numbers, samples = mean, mean_samples
             trainer.keep_best()
-            journal.say(f"the mean of the last {len(kept)} checkpoints is better, and is kept")
+            journal.say(f"the average of the last {len(kept)} checkpoints is better and is used")
         world.wait()
         _load_into(trainer.model, out)
     if trainer.world.leads:
@@ -196,7 +197,7 @@ def _load_into(model: Model, out: Path) -> None:
 
 
 def _earlier(out: Path) -> dict[str, Any] | None:
-    """What an earlier start in this folder was asked to do."""
+    """The arguments of an earlier start in this folder."""
     path = out / "asked.json"
     if not path.exists():
         if (out / "model.safetensors").exists():
@@ -207,20 +208,20 @@ def _earlier(out: Path) -> dict[str, Any] | None:
 
 
 def _refuse_changes(known: dict[str, Any], asked: dict[str, Any], out: Path) -> None:
-    # Keys that have come since with a default are no change.
+    # Keys that were added since, with a default, are not a change.
     known = {**known, "recipe": parse_recipe(known["recipe"]).model_dump(mode="json")}
     changed = [line for line in differences(known, asked) if not _is_free(line, known)]
     if not changed:
         return
     if changed == [line for line in changed if line.startswith("data.")]:
-        raise ValueError(f"the files have changed since {out} was begun; give the same ones, or choose another --out")
+        raise ValueError(f"the files have changed since {out} was started; give the same ones, or choose another --out")
     told = "; ".join(line.removeprefix("recipe.") for line in changed)
-    raise ValueError(f"{out} was begun with another recipe ({told}); use the old values, or choose another --out")
+    raise ValueError(f"{out} was started with another recipe ({told}); use the old values, or choose another --out")
 
 
 def _is_free(line: str, known: dict[str, Any]) -> bool:
     key = line.partition(":")[0].removeprefix("recipe.")
-    if key == "training.steps":  # more steps are no change where the rate does not depend on their number
+    if key == "training.steps":  # allowed if the learning rate does not depend on it
         return known["recipe"]["training"]["schedule"] in ("inverse_sqrt", "constant") and not known["budget"]
     return key in FREE
 
@@ -235,7 +236,7 @@ def _prepare(
     budget: str | None,
     report: Report | None,
 ) -> Prepared:
-    """The leading process prepares; the others then find it done. `budget` None: there are tokenizers already."""
+    """The main process prepares the data; the others then find it in the cache. `budget` None: tokenizers exist."""
     if not world.leads:
         world.wait()
     given, words = None, 0
@@ -245,7 +246,7 @@ def _prepare(
     elif recipe.start_from:
         given = tokenizers_of(Path(recipe.start_from), texts)
         if recipe.tokenizer.file and Tokenizer.load(Path(recipe.tokenizer.file)).digest() != given[-1].digest():
-            raise ValueError("the weights of start_from belong to its own tokenizer; leave out tokenizer.file")
+            raise ValueError("the weights of start_from require its own tokenizer; remove tokenizer.file")
     elif budget and recipe.task.sizes:
         words = readable_words(budget, recipe.task.sizes[0], world)
     prepared = prepare(
@@ -270,7 +271,7 @@ def _prepare(
 
 
 def _save_test(prepared: Prepared, out: Path) -> None:
-    """The rows that were kept out of training, for `heedful evaluate MODEL`."""
+    """Save the held-out test rows for `heedful evaluate MODEL`."""
     if prepared.has("test"):
         rows = [[" ".join(cell.split()) for cell in row] for row in prepared.texts("test")]
         write_text(out / "test.tsv", "".join("\t".join(row) + "\n" for row in rows))
@@ -286,7 +287,7 @@ def _resolve(
     world: World,
     journal: Journal,
 ) -> Recipe:
-    """The recipe with nothing left open. What an earlier start decided stays decided."""
+    """The fully resolved recipe. Decisions of an earlier start are kept."""
     if known is not None:
         saved = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
         if not budget:
@@ -301,6 +302,6 @@ def _resolve(
 
 
 def peak_memory() -> int:
-    """Bytes; of this process so far."""
+    """The peak memory of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

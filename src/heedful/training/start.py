@@ -1,4 +1,4 @@
-"""What a training may start from: a model folder of ours, or one of Hugging Face's."""
+"""Starting a training from an existing model folder, Heedful's or Hugging Face's."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +19,14 @@ def is_ours(folder: Path) -> bool:
     if not folder.is_dir():
         raise ValueError(f"start_from: there is no folder {folder}")
     if not (folder / "config.yaml").is_file() and not (folder / "config.json").is_file():
-        raise ValueError(f"start_from: {folder} holds neither a model of heedful (config.yaml) nor of Hugging Face")
+        raise ValueError(
+            f"start_from: {folder} holds neither a Heedful model (config.yaml) nor a Hugging Face model (config.json)"
+        )
     return (folder / "config.yaml").is_file()
 
 
 def model_of(folder: Path) -> dict[str, Any]:
-    """The keys of its model."""
+    """The model keys of a folder."""
     if is_ours(folder):
         found: dict[str, Any] = read_config(folder)["model"]
         return found
@@ -38,15 +40,15 @@ def tokenizers_of(folder: Path, columns: int) -> list[Tokenizer]:
 
 
 def digest_of(folder: Path) -> str:
-    """Of its weights."""
+    """A digest of the weights of a folder."""
     files = sorted(folder.glob("*.safetensors"))
     return " ".join(file_digest(file) for file in files if not file.name.startswith("shortlist"))
 
 
 @torch.no_grad()
 def take_weights(model: Model, folder: Path, say: Callable[[str], None]) -> None:
-    """Give a new model the weights of a folder. Heads that are not there, or do not fit, stay new, and that is said; a
-    body that does not fit is refused."""
+    """Load the weights of a folder into a new model. Heads that are missing or do not fit keep their initial weights,
+    which is reported; a body that does not fit is an error."""
     base = load_model(folder) if is_ours(folder) else hugging_face.load(folder).model
     theirs = base.state_dict()
     ours = model.state_dict()
@@ -57,12 +59,12 @@ def take_weights(model: Model, folder: Path, say: Callable[[str], None]) -> None
     for name, tensor in ours.items():
         if name not in new:
             tensor.copy_(theirs[name])
-    said = ["starts from the weights of " + str(folder)]
+    said = ["starting from the weights of " + str(folder)]
     if new:
         said.append("new: " + ", ".join(sorted({_part(name) for name in new})))
     left = sorted({_part(name) for name in theirs if name not in ours})
     if left:
-        said.append("left out: " + ", ".join(left))
+        said.append("not used: " + ", ".join(left))
     say("; ".join(said))
 
 
@@ -73,6 +75,6 @@ def _why(name: str, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> str:
 
 
 def _part(name: str) -> str:
-    """heads.pooler of heads.pooler.dense.weight, encoder.layers.5 of what is in that layer"""
+    """heads.pooler.dense.weight -> heads.pooler; encoder.layers.5.norm.weight -> encoder.layers.5"""
     words = name.split(".")
     return ".".join(words[: 3 if "layers" in words[:2] else 2 if words[0] == "heads" else 1])
