@@ -9,7 +9,7 @@ import typer
 
 from heedful.commands.main import app
 from heedful.config import kinds, part_config
-from heedful.data.prepare import DataConfig
+from heedful.data.inputs import DataConfig
 from heedful.model.architecture import ArchitectureConfig
 from heedful.model.attention import MixConfig
 from heedful.model.feedforward import FeedForwardConfig

@@ -7,7 +7,8 @@ import torch
 
 from heedful.alignment import Aligner, _links, _membership, _memberships, choose
 from heedful.checkpoint import load_model
-from heedful.data.prepare import Inputs, load_tokenizers
+from heedful.data.inputs import Inputs
+from heedful.data.prepare import load_tokenizers
 from heedful.families.vaswani import vaswani
 from heedful.model.create import create
 from heedful.model.multihead import CrossAttention, SelfAttention

@@ -369,7 +369,7 @@ def test_each_process_carries_a_state_of_its_own(place):
 
 def test_a_loss_over_another_count_than_its_batch_said_is_refused(place, used):
     from heedful.objectives import Loss, Term
-    from heedful.training.loop import _StepLoss
+    from heedful.training.step import StepLoss
 
     class Batch:
         counts = {"words": 3}  # noqa: RUF012
@@ -379,7 +379,7 @@ def test_a_loss_over_another_count_than_its_batch_said_is_refused(place, used):
             return Loss({"words": Term(torch.zeros(()), 4)})
 
     with pytest.raises(TypeError, match=r"the loss is over \{'words': 4\}, but its batch said \{'words': 3\}"):
-        _StepLoss(torch.nn.Identity(), Task())(Batch(), {})
+        StepLoss(torch.nn.Identity(), Task())(Batch(), {})
 
 
 def test_a_loss_that_does_not_add_up_is_not_dealt_out(used, monkeypatch):

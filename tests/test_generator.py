@@ -5,7 +5,7 @@ import torch
 
 import heedful
 from heedful.data.columns import DOCUMENT
-from heedful.data.prepare import Inputs
+from heedful.data.inputs import Inputs
 from heedful.decoding.generation import GenerationConfig
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train

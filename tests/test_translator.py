@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import heedful
-from heedful.data.prepare import Inputs
+from heedful.data.inputs import Inputs
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.shortlist import Shortlist
 from heedful.decoding.writer import Request

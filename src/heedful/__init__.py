@@ -53,7 +53,8 @@ def train(
     import json
     from pathlib import Path
 
-    from heedful.data.prepare import Inputs, default_cache
+    from heedful.data.inputs import Inputs
+    from heedful.data.prepare import default_cache
     from heedful.training.recipe import read_recipe
     from heedful.training.run import train as run
 

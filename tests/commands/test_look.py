@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from heedful.commands.main import main
-from heedful.data.prepare import Inputs
+from heedful.data.inputs import Inputs
 from heedful.inspection.attention import Attention, look, translated_parts
 from heedful.training.recipe import read_recipe, recipes
 from heedful.training.run import train

@@ -12,7 +12,7 @@ from heedful.checkpoint import load_model
 from heedful.commands.main import main
 from heedful.commands.translate import _with_sources
 from heedful.data.columns import DOCUMENT
-from heedful.data.prepare import Inputs
+from heedful.data.inputs import Inputs
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
 from heedful.translator import Translation

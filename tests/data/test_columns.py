@@ -7,7 +7,8 @@ import pytest
 
 from heedful.data.columns import Column
 from heedful.data.corpus import Fault, Line, read_rows
-from heedful.data.prepare import DataConfig, Inputs, prepare
+from heedful.data.inputs import DataConfig, Inputs
+from heedful.data.prepare import prepare
 from heedful.text.tokenizer import TokenizerConfig
 
 LABELLED = (Column("text"), Column("label", "label"))

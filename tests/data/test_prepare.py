@@ -6,7 +6,8 @@ import pytest
 
 from heedful.data.columns import DOCUMENT
 from heedful.data.digest import file_digest
-from heedful.data.prepare import DataConfig, Inputs, prepare
+from heedful.data.inputs import DataConfig, Inputs
+from heedful.data.prepare import prepare
 from heedful.text.tokenizer import TokenizerConfig
 from tests.corpora import pairs
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from heedful.data.prepare import Inputs
+from heedful.data.inputs import Inputs
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
 from tests.corpora import pairs

@@ -9,7 +9,7 @@ from pathlib import Path
 import uvicorn
 
 from heedful.data.columns import DOCUMENT
-from heedful.data.prepare import Inputs
+from heedful.data.inputs import Inputs
 from heedful.serving.context import Context, Options
 from heedful.serving.limits import Keys
 from heedful.serving.metrics import Metrics

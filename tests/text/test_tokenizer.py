@@ -243,7 +243,8 @@ def test_a_tokenizer_of_ours_has_the_special_tokens_a_task_needs(kind):
 
 
 def test_a_file_is_taken_as_it_is(tmp_path):
-    from heedful.data.prepare import DataConfig, Inputs, prepare
+    from heedful.data.inputs import DataConfig, Inputs
+    from heedful.data.prepare import prepare
     from tests.corpora import pairs
 
     byte_level(tmp_path / "their.json")

@@ -11,12 +11,13 @@ from safetensors.torch import load_file
 from heedful.checkpoint import average, load_model, newest, save_checkpoint, steps
 from heedful.config import kinds
 from heedful.data.columns import DOCUMENT
-from heedful.data.prepare import Inputs
+from heedful.data.inputs import Inputs
 from heedful.training import loop
 from heedful.training.loop import DivergedError
 from heedful.training.precision import Precision
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
+from heedful.training.step import StepLoss
 from tests.corpora import SMALL, pairs
 
 EVERY = ["training.save_every=10", "training.validate_every=10", "training.log_every=5", "training.samples=0"]
@@ -137,7 +138,7 @@ def test_compiled_training_equals_plain_training(corpus, tmp_path, monkeypatch):
 
 
 def test_a_bad_step_is_skipped_and_counted(corpus, tmp_path, monkeypatch):
-    plain = loop._StepLoss.forward
+    plain = StepLoss.forward
     calls = {"count": 0}
 
     def sometimes_nan(self, batch, carried):
@@ -145,7 +146,7 @@ def test_a_bad_step_is_skipped_and_counted(corpus, tmp_path, monkeypatch):
         factor = math.nan if calls["count"] in (8, 9) else 1.0
         return {name: one * factor for name, one in plain(self, batch, carried)[0].items()}, {}, {}
 
-    monkeypatch.setattr(loop._StepLoss, "forward", sometimes_nan)
+    monkeypatch.setattr(StepLoss, "forward", sometimes_nan)
     run(corpus, tmp_path / "run")
     state = json.loads((tmp_path / "run/checkpoints/30/state.json").read_text())["progress"]
     assert (state["skipped"], state["bad_in_a_row"], state["step"]) == (2, 0, 30)
@@ -153,7 +154,7 @@ def test_a_bad_step_is_skipped_and_counted(corpus, tmp_path, monkeypatch):
 
 
 def test_too_many_bad_steps_end_training_and_keep_the_last_good_model(corpus, tmp_path, monkeypatch):
-    plain = loop._StepLoss.forward
+    plain = StepLoss.forward
     calls = {"count": 0}
 
     def soon_nan(self, batch, carried):
@@ -161,7 +162,7 @@ def test_too_many_bad_steps_end_training_and_keep_the_last_good_model(corpus, tm
         factor = math.nan if calls["count"] > 15 else 1.0
         return {name: one * factor for name, one in plain(self, batch, carried)[0].items()}, {}, {}
 
-    monkeypatch.setattr(loop._StepLoss, "forward", soon_nan)
+    monkeypatch.setattr(StepLoss, "forward", soon_nan)
     with pytest.raises(DivergedError, match="4 steps in a row up to step 18; lower training.learning_rate"):
         run(corpus, tmp_path / "run", "training.bad_steps=4")
     assert steps(tmp_path / "run" / "checkpoints") == [10]

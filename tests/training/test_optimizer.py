@@ -11,7 +11,7 @@ from heedful.training import optimizer
 TRAIN = """
 import sys
 from pathlib import Path
-from heedful.data.prepare import Inputs
+from heedful.data.inputs import Inputs
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
 from tests.corpora import SMALL, pairs

@@ -187,7 +187,7 @@ def test_naming_a_kind_keeps_the_other_keys(changes, key, value):
 
 
 def test_a_plan_for_single_words_takes_characters(tmp_path):
-    from heedful.data.prepare import Inputs, look_over
+    from heedful.data.inputs import Inputs, look_over
     from heedful.training.plan import with_characters
 
     said = []

@@ -8,12 +8,12 @@ from safetensors.torch import load_file
 
 import heedful
 from heedful.data.columns import DOCUMENT
-from heedful.data.prepare import Inputs
+from heedful.data.inputs import Inputs
 from heedful.model.create import create
-from heedful.training.loop import freeze
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
 from heedful.training.start import take_weights
+from heedful.training.step import freeze
 from tests.corpora import SMALL, pairs
 
 QUICK = ["training.steps=12", "training.save_every=6", "training.validate_every=12", "training.warmup=4",

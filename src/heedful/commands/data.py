@@ -37,7 +37,7 @@ def check(
       heedful data check train.en train.de --valid dev.en --valid dev.de
     """
     from heedful.data.columns import DOCUMENT, PAIR
-    from heedful.data.prepare import Inputs, look_over
+    from heedful.data.inputs import Inputs, look_over
 
     columns = DOCUMENT if text else PAIR
     inputs = Inputs(

@@ -72,7 +72,8 @@ def train(
 
       torchrun --nproc-per-node 2 -m heedful train pairs.tsv --out runs/my-model
     """
-    from heedful.data.prepare import Inputs, default_cache
+    from heedful.data.inputs import Inputs
+    from heedful.data.prepare import default_cache
     from heedful.training.parallel import exit_now
     from heedful.training.recipe import read_recipe
     from heedful.training.run import train as run

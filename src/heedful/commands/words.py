@@ -1,6 +1,7 @@
 """Options of other tools: they are accepted, or the error names the equivalent here."""
 
 DEVICE = "the first GPU is used where there is one; to use the CPU, set CUDA_VISIBLE_DEVICES= before the command"
+ON_CPU = "models run on the CPU; only training uses a GPU"
 THREADS = "set OMP_NUM_THREADS=N before the command"
 BOTH_FILES = "give the two files one after the other: heedful train train.en train.de --out runs/my-model"
 
@@ -37,13 +38,13 @@ REFUSED: dict[str, dict[str, str]] = {
         "--src": "name the file with --input",
         "--from": "a model translates in one direction: give the model folder of the one you want",
         "--to": "a model translates in one direction: give the model folder of the one you want",
-        "--device": DEVICE,
+        "--device": ON_CPU,
         "--threads": THREADS,
         "--model": "give the model folder by itself: heedful translate runs/my-model",
     },
 }
 for verb in ("evaluate", "generate", "predict", "score", "serve"):
-    REFUSED[verb] = {"--device": DEVICE, "--threads": THREADS}
+    REFUSED[verb] = {"--device": ON_CPU, "--threads": THREADS}
 
 
 def understood(arguments: list[str]) -> list[str]:

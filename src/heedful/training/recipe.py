@@ -16,7 +16,8 @@ from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
 from heedful import parts
 from heedful.config import Config, Probability, Size, did_you_mean, explain, parse
-from heedful.data.prepare import DataConfig, Prepared
+from heedful.data.inputs import DataConfig
+from heedful.data.prepare import Prepared
 from heedful.families import preset
 from heedful.model.architecture import ArchitectureConfig
 from heedful.tasks import TaskConfig

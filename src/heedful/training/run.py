@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from heedful.checkpoint import average, newest, regular, set_aside
 from heedful.data.check import Report
-from heedful.data.prepare import Inputs, Prepared, load_tokenizers, look_over, prepare, save_tokenizers
+from heedful.data.inputs import Inputs, look_over
+from heedful.data.prepare import Prepared, load_tokenizers, prepare, save_tokenizers
 from heedful.files import locked, write_text
 from heedful.model.architecture import Model
 from heedful.model.create import create
@@ -23,11 +24,12 @@ from heedful.tasks import Settings, Task
 from heedful.text.tokenizer import Tokenizer
 from heedful.training.card import card
 from heedful.training.journal import Journal, read_metrics
-from heedful.training.loop import Trainer, load_trained
+from heedful.training.loop import Trainer
 from heedful.training.parallel import World, join
 from heedful.training.plan import fit_memory, parse_budget, plan, readable_words, with_characters
 from heedful.training.recipe import Recipe, differences, parse_recipe
 from heedful.training.start import digest_of, take_weights, tokenizers_of
+from heedful.training.step import load_trained
 
 # Keys that may change when a training is resumed: they affect what is shown, not the result.
 FREE = ("training.log_every", "training.samples", "data.source_language", "data.target_language")

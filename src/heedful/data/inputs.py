@@ -1,0 +1,80 @@
+"""A person's files: what they are, what their rows hold, and a look over them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from heedful.config import Config, Size
+from heedful.data.check import Report, check
+from heedful.data.columns import PAIR, Columns, is_document
+from heedful.data.corpus import Fault, Line, read_rows, row_format
+from heedful.data.digest import known_digest
+
+SPLITS = ("train", "valid", "test")
+
+
+class DataConfig(Config):
+    """`max_length`: pairs with more tokens on a side are skipped and counted. `held_out`: the number of pairs held out
+    for validation, and as many for testing, if there is no --valid; 0 = about one in fifty, at most 1,000. A source
+    sentence never occurs in two splits. Of plain text, the last tenth is held out. Languages are codes such as `en`,
+    for users of the model and for BLEU's tokenizer.
+    """
+
+    max_length: Size = 256
+    held_out: int = Field(0, ge=0)
+    source_language: str = ""
+    target_language: str = ""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The user's files and their columns."""
+
+    train: tuple[Path, ...]
+    valid: tuple[Path, ...] = ()
+    test: tuple[Path, ...] = ()
+    columns: Columns = PAIR
+    fields: tuple[str, ...] = ()  # JSONL field names of the columns
+
+    def __post_init__(self) -> None:
+        if self.fields and len(self.fields) != len(self.columns):
+            names = ",".join(column.name for column in self.columns)
+            raise ValueError(f"--fields names {len(self.fields)} fields, but there are {len(self.columns)}: {names}")
+        for file in (*self.train, *self.valid, *self.test):
+            if not file.is_file():
+                raise ValueError(f"there is no file {file}")
+        for files in (self.train, self.valid, self.test):
+            if files and not is_document(self.columns):
+                row_format(files, self.columns)
+
+    def read(self, split: str) -> Iterator[Line | Fault]:
+        files: tuple[Path, ...] = getattr(self, split)
+        return read_rows(files, self.columns, self.fields)
+
+    def digests(self, cache: Path) -> dict[str, list[str]]:
+        """Content digests of the files of each split: names and timestamps do not matter."""
+        return {split: [known_digest(file, cache) for file in getattr(self, split)] for split in SPLITS}
+
+
+def look_over(inputs: Inputs) -> Report:
+    """The report on the training files; an error if there is nothing usable."""
+    others = []
+    for split in SPLITS[1:]:
+        found = list(inputs.read(split)) if getattr(inputs, split) else []
+        if found and not any(isinstance(line, Line) for line in found):
+            raise ValueError(f"{', '.join(file.name for file in getattr(inputs, split))}: no usable line")
+        others += found
+    report = check(inputs.read("train"), others=others, columns=inputs.columns)
+    names = ", ".join(file.name for file in inputs.train)
+    if not report.usable:
+        why = ", ".join(f"{finding.count:,} {reason}" for reason, finding in report.skipped.items()) or "empty"
+        raise ValueError(f"{names}: no usable line among {report.lines:,} ({why})")
+    if report.usable < report.lines / 2:
+        worst = max(report.skipped.items(), key=lambda pair: pair[1].count)
+        raise ValueError(
+            f"{names}: only {report.usable:,} of {report.lines:,} lines are usable ({worst[1].count:,} {worst[0]}, "
+            f"such as {worst[1].where[0]}); is this the right file and format?"
+        )
+    return report
