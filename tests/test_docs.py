@@ -22,8 +22,14 @@ def module(name):
 
 
 def commands(page):
-    blocks = re.findall(r"```sh\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), flags=re.DOTALL)
-    return [(page, line) for block in blocks for line in block.splitlines() if line.strip()]
+    """(page, command, what it prints): a block of text right below a block with one command is its output."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    found = []
+    for block in re.finditer(r"```sh\n(.*?)```\n(?:\n```text\n(.*?)```)?", text, flags=re.DOTALL):
+        lines = [line for line in block[1].splitlines() if line.strip()]
+        assert block[2] is None or len(lines) == 1, "the output of several commands stands below them"
+        found += [(page, line, block[2]) for line in lines]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +38,17 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("page", "command"), [*commands("tutorial.md"), *commands("extending.md"), *commands("questions.md")]
+    ("page", "command", "printed"), [*commands("tutorial.md"), *commands("extending.md"), *commands("questions.md")]
 )
-def test_commands_run_in_their_order(page, command, place):
+def test_commands_run_in_their_order_and_print_what_stands_below_them(page, command, printed, place):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "HEEDFUL_CACHE": str(place / "cache")}
     result = subprocess.run(
         command, shell=True, cwd=place, env=environment, capture_output=True, text=True, timeout=300
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.strip()
+    assert result.stdout.strip() and '"error"' not in result.stdout
+    assert printed is None or result.stdout == printed
 
 
 @pytest.mark.parametrize("page", [page.name for page in PAGES])

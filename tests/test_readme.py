@@ -39,6 +39,7 @@ def test_commands_run(command, place):
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() or "-o out.txt" in command
+    assert '"error"' not in result.stdout
     if "-o out.txt" in command:
         assert len((place / "out.txt").read_text().splitlines()) == 3
 

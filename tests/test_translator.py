@@ -318,3 +318,11 @@ def test_training_from_python_gives_what_load_gives(tmp_path, monkeypatch):
     found = heedful.train(corpus, out=tmp_path / "run", changes=changes)
     assert isinstance(found, Translator) and isinstance(found.translate("a b").text, str)
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_text_is_tokenised_once(translator, monkeypatch):
+    seen = []
+    plain = type(translator.source).encode
+    monkeypatch.setattr(type(translator.source), "encode", lambda self, texts: seen.extend(texts) or plain(self, texts))
+    translator.translate(["a b c", "d e. f g."], GREEDY)
+    assert [text for text in seen if text] == ["a b c", "d e.", "f g."]

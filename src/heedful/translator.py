@@ -135,7 +135,13 @@ class Translator:
         histories: list[History] | None = [[] for _ in pieces] if history else None
         gone = None if dropped is None else lambda piece: dropped(owners[piece])
         written = self.writer.write(
-            pieces, config, batch_tokens=batch_tokens, batch_size=batch_size, histories=histories, dropped=gone
+            pieces,
+            config,
+            batch_tokens=batch_tokens,
+            batch_size=batch_size,
+            histories=histories,
+            dropped=gone,
+            tokens=[part.tokens for part in cuts],  # texts are tokenised once
         )
         parts: list[list[int]] = [[] for _ in texts]
         for piece, owner in enumerate(owners):
@@ -233,17 +239,19 @@ class Translator:
             sentences(text, self.language) if splits else [(text.strip(), "")]
             for text, splits in zip(texts, split, strict=True)
         ]
-        sizes = iter(self.source.encode([sentence for some in whole for sentence, _ in some]))
+        rows = iter(self.source.encode([sentence for some in whole for sentence, _ in some]))
         return [
-            [part for sentence, space in some for part in self._shortened(sentence, space, len(next(sizes)))]
+            [part for sentence, space in some for part in self._shortened(sentence, space, next(rows))]
             for some in whole
         ]
 
-    def _shortened(self, sentence: str, space: str, size: int) -> list["_Part"]:
-        if size < self.limit:
-            return [_Part(sentence, space)]
-        *first, last = split_long(sentence, self._fits, most=self.limit // 2)
-        return [*(_Part(part, " ", too_long=True) for part in first), _Part(last, space, too_long=True)]
+    def _shortened(self, sentence: str, space: str, tokens: list[int]) -> list["_Part"]:
+        if len(tokens) < self.limit:
+            return [_Part(sentence, space, tokens)]
+        parts = split_long(sentence, self._fits, most=self.limit // 2)
+        spaces = [" "] * (len(parts) - 1) + [space]
+        rows = self.source.encode(parts)
+        return [_Part(*each, too_long=True) for each in zip(parts, spaces, rows, strict=True)]
 
     def _split(self, requests: list[Request], split: bool) -> tuple[list[Request], list[int], list["_Part"]]:
         """The parts of all texts as requests, and the text each belongs to. A text with a prefix or phrases to write is
@@ -304,6 +312,7 @@ class _Part:
 
     text: str
     space: str
+    tokens: list[int]
     too_long: bool = False
 
 

@@ -74,9 +74,11 @@ class Writer:
         batch_size: int | None = None,
         histories: list[History] | None = None,
         dropped: Callable[[int], bool] | None = None,
+        tokens: list[list[int]] | None = None,
     ) -> list[list[Hypothesis]]:
-        """Of each request, the best first; of an empty text, none. For the rest see `Translator.translate`."""
-        rows = self.source.encode([request.text for request in requests])
+        """Of each request, the best first; of an empty text, none. `tokens`: of the texts, if they have been tokenised.
+        For the rest see `Translator.translate_all`."""
+        rows = self.source.encode([request.text for request in requests]) if tokens is None else tokens
         batches: list[_Batch] = []
         for demanding in (False, True):
             # Phrases that are required change the search, so they have batches of their own.
