@@ -120,10 +120,10 @@ def test_separate_vocabularies(tmp_path):
 
 
 def test_a_cut_off_start_leaves_nothing_that_looks_finished(tmp_path, monkeypatch):
-    from heedful.data import prepare as module
+    from heedful.data.store import StoreWriter
 
     file = pairs(tmp_path / "p.tsv")
-    monkeypatch.setattr(module.StoreWriter, "close", lambda self: (_ for _ in ()).throw(OSError("No space left")))
+    monkeypatch.setattr(StoreWriter, "close", lambda self: (_ for _ in ()).throw(OSError("No space left")))
     with pytest.raises(OSError, match="No space left"):
         run(tmp_path, file)
     monkeypatch.undo()
