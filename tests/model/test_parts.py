@@ -367,3 +367,11 @@ def test_positions_that_were_never_learned_are_refused_however_they_are_counted(
         model(text, segments=torch.zeros(1, 8, dtype=torch.long))
     with pytest.raises(ValueError, match="9 tokens, but this model learned 5 positions"):
         model(text, positions=torch.arange(1, 9)[None])
+
+
+def test_a_stack_may_say_how_long_its_texts_get():
+    stack = {**SMALL.model_dump(), "length": 6}
+    config = DecoderOnlyConfig(vocab=17, width=WIDTH, decoder=stack)
+    assert config.limits() == {"decoder": 6} and config.decoder.head_shapes(config.shape)[0].length == 6
+    with pytest.raises(ValueError, match="7 tokens, but this model is made for 6 positions; shorten the input"):
+        create(config)(torch.zeros(1, 7, dtype=torch.long))

@@ -105,8 +105,10 @@ class Recipe(Config):
         needed = self.task.positions(self.data.max_length)
         for side, limit in self.model.limits().items():
             if needed.get(side, 0) > limit:
-                raise ValueError(f"the model learns {limit} positions, but texts may have {needed[side]} tokens; raise "
-                                 f"model.{side}.position.length, or lower data.max_length or task.context")  # fmt: skip
+                raise ValueError(
+                    f"the model learns {limit} positions, but texts may have {needed[side]} tokens; raise "
+                    f"model.{side}.position.length or model.{side}.length, or lower data.max_length or task.context"
+                )
         if not self.tokenizer.joint and getattr(self.model, "tie", "") in ("all", "inputs") and len(needed) > 1:
             raise ValueError(
                 "two vocabularies cannot share one embedding table; set model.tie=output with tokenizer.joint=false"

@@ -44,6 +44,7 @@ FIELDS = {
         "dropout": [({"stack.dropout": 0.5}, None)],
         "embedding_norm": [({"stack.embedding_norm": True}, None)],
         "share_layers": [({"stack.share_layers": True}, None)],
+        "length": [({"stack.length": 64}, None)],
     },
     MultiHeadConfig: {
         "heads": [

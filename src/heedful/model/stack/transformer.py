@@ -1,6 +1,6 @@
 """Attention and feed-forward, layer after layer.      Vaswani et al. 2017, figure 1"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -39,7 +39,8 @@ class TransformerConfig(StackConfig):
     """`cross` is the attention to the encoder, in a decoder that has one; None = like `attention`, without its window,
     and with softmax where its mix cannot look at another text. `share_layers` gives all layers the same weights
     (ALBERT). `dropout` acts on the embeddings and on each sub-layer's output, as in the paper; `attention.dropout` and
-    `feedforward.dropout` act inside.
+    `feedforward.dropout` act inside. `length` is the longest text there will be, for an attention that must know it;
+    longer ones are refused.
     """
 
     layers: Size = 6
@@ -52,6 +53,7 @@ class TransformerConfig(StackConfig):
     dropout: Probability = 0.1
     embedding_norm: bool = False
     share_layers: bool = False
+    length: Size | None = None
 
     @property
     def supports(self) -> frozenset[str]:
@@ -59,7 +61,8 @@ class TransformerConfig(StackConfig):
 
     @property
     def limit(self) -> int | None:
-        return self.position.limit
+        limits = [limit for limit in (self.length, self.position.limit) if limit is not None]
+        return min(limits, default=None)
 
     @property
     def cross_attention(self) -> MultiHeadConfig:
@@ -175,7 +178,7 @@ class Transformer(Stack):
             head_width=config.attention.head_width_in(width),
             causal=shape.causal,
         )
-        self.limit = self.position.limit
+        self.limit = config.limit
         self.embedding_norm = config.norm.build(input_width) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
         self.lift = Linear(input_width, width) if input_width != width else nn.Identity()
@@ -248,6 +251,7 @@ class Transformer(Stack):
             if window is not None:
                 return Reason(f"window {window}: no kernel yet", f"layers.{index}.attention")
         reason = differing(layers)
+        position = replace(position, limit=self.limit)
         return StackPlan(tuple(layers), position, embedding_norm, norm, self.causal) if reason is None else reason
 
     def _norm_plan(self, name: str) -> NormPlan | Reason | None:
@@ -270,7 +274,8 @@ class Transformer(Stack):
 
     def _check_length(self, length: int) -> None:
         if self.limit is not None and length > self.limit:
-            raise ValueError(f"{length} tokens, but this model learned {self.limit} positions; shorten the input")
+            learned = "learned" if self.limit == self.position.limit else "is made for"
+            raise ValueError(f"{length} tokens, but this model {learned} {self.limit} positions; shorten the input")
 
     def _sights(self, mask: Mask, positions: Tensor, cache: LayersCache | None) -> dict[int | None, Sight]:
         """What the layers may know, by their window."""
