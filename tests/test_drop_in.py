@@ -202,7 +202,8 @@ def test_an_architecture_of_ones_own_translates_and_is_planned_for(place):
 def test_a_head_that_the_task_does_not_use_is_no_trouble_for_several_processes(place):
     """The next token is learned; the head that judges has no gradient."""
     words = ["task={kind: causal_lm, context: 16}", "training.steps=4", "training.batch_tokens=64"]
-    train(place, "book.txt", "judging.yaml", "unused-head", *words, processes=2)
+    out = train(place, "book.txt", "judging.yaml", "unused-head", *words, processes=2)
+    assert (out / "model.safetensors").exists() and (out / "README.md").exists()
 
 
 def test_parts_named_on_the_command_line_are_named_by_the_folder(place):

@@ -326,3 +326,18 @@ def test_a_text_is_tokenised_once(translator, monkeypatch):
     monkeypatch.setattr(type(translator.source), "encode", lambda self, texts: seen.extend(texts) or plain(self, texts))
     translator.translate(["a b c", "d e. f g."], GREEDY)
     assert [text for text in seen if text] == ["a b c", "d e.", "f g."]
+
+
+def test_the_most_agreed_on_of_samples_is_split_or_not_as_asked(translator, monkeypatch):
+    asked = []
+    plain = translator.translate_all
+
+    def noted(texts, config=None, **options):
+        asked.append(options["split"])
+        return plain(texts, config, **options)
+
+    monkeypatch.setattr(translator, "translate_all", noted)
+    config = GenerationConfig(num_return_sequences=3, do_sample=True, seed=1)
+    for split in (None, False):
+        assert len(translator.by_consensus(["a b. c d."], config, split=split)) == 1
+    assert asked == [None, False]

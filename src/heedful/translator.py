@@ -188,12 +188,17 @@ class Translator:
         return list(dict.fromkeys(links))
 
     def by_consensus(
-        self, texts: Sequence[str | Request], config: GenerationConfig, *, batch_tokens: int = 2048
+        self,
+        texts: Sequence[str | Request],
+        config: GenerationConfig,
+        *,
+        batch_tokens: int = 2048,
+        split: bool | None = None,
     ) -> list[Translation]:
         """Of `num_return_sequences` samples, the one most like the others (minimum Bayes risk with chrF)."""
         config = config.model_copy(update={"do_sample": True})
         found = []
-        for drawn in self.translate(texts, config, batch_tokens=batch_tokens):
+        for drawn in self.translate_all(texts, config, batch_tokens=batch_tokens, split=split):
             every = [Alternative(drawn.text, drawn.score, drawn.tokens, drawn.token_log_probs), *drawn.alternatives]
             best = every[consensus([one.text for one in every])]
             found.append(Translation(**vars(best), warnings=drawn.warnings))

@@ -489,6 +489,7 @@ def test_the_running_average_of_weights_copies_whole_numbers(corpus, tmp_path, m
 
     monkeypatch.setattr(EncoderDecoderConfig, "build", with_counter)
     run(corpus, tmp_path / "run", "training.ema=0.9", "training.steps=3")
+    assert int(load_file(tmp_path / "run" / "model.safetensors")["seen"]) == 3
 
 
 def test_the_logged_loss_says_whether_it_is_smoothed(corpus, tmp_path, capfd):

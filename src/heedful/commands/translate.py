@@ -115,7 +115,7 @@ def translate(
         requests = [_request(entry, required or [], banned or []) for entry in entries]
         if mbr:
             drawn = config.model_copy(update={"num_return_sequences": mbr})
-            return translator.by_consensus(requests, drawn, batch_tokens=batch_tokens)
+            return translator.by_consensus(requests, drawn, batch_tokens=batch_tokens, split=split)
         return translator.translate(
             requests,
             config,
