@@ -286,6 +286,7 @@ class Odd(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.strange = torch.nn.Parameter(torch.empty(3))
+        self.register_buffer("count", torch.tensor(7))  # on the meta device its value is lost
 
 
 def test_a_weight_that_nobody_sets_is_refused(monkeypatch):
@@ -301,6 +302,9 @@ def test_a_weight_that_nobody_sets_is_refused(monkeypatch):
     with pytest.raises(TypeError, match="odd.strange was given no first value; let Odd set it in a method"):
         create(config)
     monkeypatch.setattr(Odd, "first_weights", lambda self: torch.nn.init.ones_(self.strange), raising=False)
+    with pytest.raises(TypeError, match="odd.count was given no first value"):
+        create(config)
+    monkeypatch.setattr(Odd, "first_weights", lambda self: (torch.nn.init.ones_(self.strange), self.count.fill_(7)))
     assert create(config).odd.strange.tolist() == [1, 1, 1]
 
 

@@ -9,6 +9,8 @@ import torch
 from heedful.model.architecture import ArchitectureConfig, Model
 from heedful.model.initialise import Scheme, initialise
 
+UNMARKED = (torch.bool, torch.uint8, torch.complex64, torch.complex128)  # nothing marks these as not yet set
+
 
 def create(config: ArchitectureConfig, *, scheme: Scheme = "xavier", device: torch.device | str = "cpu") -> Model:
     """A model with its first weights: filled with NaN, then by each part, then looked through for what is left of
@@ -30,7 +32,12 @@ def layout(config: ArchitectureConfig) -> Model:
 
 def _unset(meta: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     empty = torch.empty(meta.shape, dtype=meta.dtype, device=device)
-    return empty.fill_(torch.nan) if empty.is_floating_point() else empty.zero_()
+    return empty.zero_() if empty.dtype in UNMARKED else empty.fill_(_mark(empty.dtype))
+
+
+def _mark(dtype: torch.dtype) -> float:
+    """What no part gives a tensor: NaN, or the lowest whole number."""
+    return torch.nan if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
 def _refuse_unsaved(model: Model) -> None:
@@ -44,7 +51,10 @@ def _refuse_unsaved(model: Model) -> None:
 def _refuse_unset(model: Model) -> None:
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in state.items():
-        if tensor.is_floating_point() and bool(tensor.isnan().any()):
+        if tensor.dtype in UNMARKED:
+            continue
+        left = tensor.isnan() if tensor.is_floating_point() else tensor == _mark(tensor.dtype)
+        if bool(left.any()):
             owner = model.get_submodule(name.rpartition(".")[0])
             raise TypeError(
                 f"{name} was given no first value; let {type(owner).__name__} set it in a method `first_weights`"
