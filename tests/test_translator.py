@@ -8,8 +8,8 @@ import torch
 import heedful
 from heedful.data.inputs import Inputs
 from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.runner import Request
 from heedful.decoding.shortlist import Shortlist
-from heedful.decoding.writer import Request
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
 from heedful.translator import Translator, load
@@ -175,15 +175,15 @@ def test_unknown_words_are_copied_from_the_source(tmp_path):
 
 
 def test_a_shortlist_is_learned_with_the_model(folder, translator):
-    translator.writer.shortlist = Shortlist.load(folder)
+    translator.starter.shortlist = Shortlist.load(folder)
     try:
         assert translator.translate(["a b c"])[0].text
         bare = Shortlist(torch.full((999, 1), 2), torch.tensor([2]), joint=False)  # nothing but the end
-        translator.writer.shortlist = bare
+        translator.starter.shortlist = bare
         (found,) = translator.translate([Request("a b c", required=["h g"], prefix="j")])
         assert found.text.startswith("j") and "h g" in found.text
     finally:
-        translator.writer.shortlist = None
+        translator.starter.shortlist = None
 
 
 def test_scores_of_pairs_are_those_of_the_search(translator):
@@ -238,8 +238,8 @@ def test_streams_write_the_same_and_see_new_weights(folder, translator, config):
     with torch.no_grad():
         several.models[0].embedding.weight.copy_(several.models[0].embedding.weight.flip(0))
     changed = several.translate(lines, config, batch_size=4)
-    several.writer.quick = [None]  # by the modules, which have no copies
-    several.writer.streams = 1
+    several.starter.quick = [None]  # by the modules, which have no copies
+    several.runner.streams = 1
     assert texts(changed) == texts(several.translate(lines, config)) != texts(translator.translate(lines, config))
     several.close()
 

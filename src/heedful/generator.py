@@ -10,26 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from heedful.checkpoint import load_model
 from heedful.config import did_you_mean
-from heedful.data.batches import cut
 from heedful.data.corpus import Line, read_texts
 from heedful.data.prepare import load_tokenizers
-from heedful.decoding.beam import Hypothesis, search
-from heedful.decoding.diverse import diverse_search
+from heedful.decoding.beam import Hypothesis
+from heedful.decoding.from_prompt import FromPrompt
 from heedful.decoding.generation import GenerationConfig, with_options
-from heedful.decoding.rules import Rules
-from heedful.decoding.sampling import sample
-from heedful.decoding.stepper import PromptStepper
-from heedful.decoding.stops import Stops, until
+from heedful.decoding.runner import Request, Runner, numbered
+from heedful.decoding.stops import until
+from heedful.decoding.streams import cores
 from heedful.model.architecture import LanguageModel
 from heedful.text.tokenizer import Tokenizer
 
-BATCH_TOKENS = 2048  # of prompts, times beams, continued together
+BATCH_TOKENS = 16_384  # prompts and continuations that are written together
 TOP = 5  # of each token's alternatives
 SAMPLED = GenerationConfig(do_sample=True, temperature=0.8, top_p=0.95, max_new_tokens=200)
 GREEDY = GenerationConfig(num_beams=1, max_new_tokens=200)
@@ -56,9 +53,30 @@ class Piece:
     top: list[tuple[int, float]]
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """A text to continue. `heard` is told each sampled piece of text as soon as it is written, (which continuation,
+    piece), and says whether to go on."""
+
+    text: str
+    heard: Callable[[int, Piece], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A prompt and its tokens."""
+
+    prompt: Prompt
+    tokens: list[int]
+
+
 class Generator:
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+    """`streams`: batches of prompts continued in parallel."""
+
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, *, streams: int = 1) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
+        self.starter = FromPrompt(model, tokenizer)
+        self.runner = Runner(self.starter, streams=streams)
         self.limit = model.limit
         self.device = model.device
 
@@ -86,23 +104,59 @@ class Generator:
         if others:
             known = did_you_mean(next(iter(others)), GenerationConfig.model_fields)
             raise ValueError(f"unknown option {next(iter(others))!r}{known}")
-        if isinstance(prompts, str):
-            return self._all([prompts], config)[0]
-        return self._all(prompts, config)
+        found = self.write(self.read([Prompt(text) for text in _listed(prompts)]), config)
+        return found[0] if isinstance(prompts, str) else found
+
+    def read(self, prompts: Sequence[Prompt]) -> list[Reading]:
+        """Tokenise, once. Of a prompt that is too long for the model, the end counts."""
+        rows = self.tokenizer.encode([prompt.text for prompt in prompts])
+        last = 0 if self.limit is None else -(self.limit - 1)
+        return [
+            Reading(prompt, (row or [self.tokenizer.start])[last:]) for prompt, row in zip(prompts, rows, strict=True)
+        ]
+
+    def write(
+        self,
+        readings: Sequence[Reading],
+        config: GenerationConfig,
+        *,
+        batch_tokens: int = BATCH_TOKENS,
+        dropped: Callable[[int], bool] | None = None,
+    ) -> list[list[Continuation]]:
+        """Prompts of about the same length are continued together. `dropped`: says of a prompt, while it is being
+        continued, that nobody wants it any longer."""
+        pieces: dict[tuple[int, int], _Pieces] = {}
+
+        def heard(number: int, copy: int, token: int, log_probs: Tensor) -> bool:
+            listener = readings[number].prompt.heard
+            if listener is None:
+                return True
+            written = pieces.setdefault((number, copy), _Pieces(self.tokenizer, config.stop_strings))
+            return listener(copy, written.piece(token, log_probs))
+
+        listening = any(reading.prompt.heard for reading in readings)
+        jobs = numbered([reading.tokens for reading in readings], [Request(one.prompt.text) for one in readings])
+        found = self.runner.run(
+            [(config, jobs)], batch_tokens=batch_tokens, dropped=dropped, heard=heard if listening else None
+        )
+        return [[self._continuation(one, config) for one in found[number]] for number in range(len(readings))]
+
+    def size(self, reading: Reading, config: GenerationConfig) -> int:
+        """How much of a batch's budget a prompt takes, in tokens."""
+        return self.starter.size(reading.tokens, config)
+
+    def close(self) -> None:
+        """Stop the streams, if there are any; the next prompt starts them again."""
+        self.runner.close()
 
     def predict(self, texts: Sequence[str]) -> list[dict[str, Any]]:
         """The likeliest continuation of each, token by token."""
         found = self.generate(texts, GREEDY)
         return [{"text": one.text, "score": one.score, "finish_reason": one.stopped} for (one,) in found]
 
-    def stream(self, prompt: str, config: GenerationConfig, told: Callable[[int, Piece], bool]) -> list[Continuation]:
-        """Sample, and tell of each piece of text as soon as it is there: (which continuation, piece) -> go on?"""
-        streams = [_Stream(self.tokenizer, config.stop_strings) for _ in range(config.num_return_sequences)]
-
-        def heard(row: int, token: int, log_probs: Tensor) -> bool:
-            return told(row, streams[row].piece(token, log_probs))
-
-        return self._all([prompt], config, heard)[0]
+    def stream(self, prompt: str, config: GenerationConfig, heard: Callable[[int, Piece], bool]) -> list[Continuation]:
+        """Sample, and report each piece of text as soon as it is written: (which continuation, piece) -> go on?"""
+        return self.write(self.read([Prompt(prompt, heard)]), config)[0]
 
     @torch.inference_mode()
     def log_probs(self, text: str) -> list[float]:
@@ -133,47 +187,6 @@ class Generator:
         found = self.log_probs(text)
         return math.exp(-sum(found) / max(1, len(found)))
 
-    def _all(
-        self,
-        prompts: Sequence[str],
-        config: GenerationConfig,
-        told: Callable[[int, int, Tensor], bool] = lambda row, token, log_probs: True,
-    ) -> list[list[Continuation]]:
-        """Prompts of about the same length are continued together."""
-        rows = [row or [self.tokenizer.start] for row in self.tokenizer.encode(prompts)]
-        if self.limit is not None:  # of a prompt that is too long, the end counts
-            rows = [row[-(self.limit - 1) :] for row in rows]
-        width = config.num_return_sequences if config.do_sample else config.num_beams
-        lengths = np.array([[len(row)] for row in rows])
-        found: list[list[Continuation]] = [[] for _ in rows]
-        for chosen in cut(np.arange(len(rows)), lengths, max(1, BATCH_TOKENS // width)) if rows else []:
-            hypotheses = self._search([rows[index] for index in chosen], config, told)
-            for index, some in zip(chosen, hypotheses, strict=True):
-                found[index] = [self._continuation(one, config) for one in some]
-        return found
-
-    @torch.inference_mode()
-    def _search(
-        self, rows: list[list[int]], config: GenerationConfig, told: Callable[[int, int, Tensor], bool]
-    ) -> list[list[Hypothesis]]:
-        copies = config.num_return_sequences if config.do_sample else 1
-        new = config.max_new_tokens or 200
-        limits = [new if self.limit is None else min(new, self.limit - len(row)) for row in rows for _ in range(copies)]
-        prompt, valid = (tensor.repeat_interleave(copies, 0).to(self.device) for tensor in _padded_left(rows))
-        stops = Stops(self.tokenizer, config.stop_strings) if config.stop_strings else None
-        eos = self.tokenizer.eos
-        rules = Rules(config=config, eos=eos, never=self.tokenizer.never, stops=stops)
-        real = None if bool(valid.all()) else valid
-        stepper, first = PromptStepper(self.model, prompt, length=max(limits), valid=real), prompt[:, -1]
-        if config.do_sample:
-            names = [copy for _ in rows for copy in range(copies)]  # a text does not depend on the other prompts
-            drawn = sample(stepper, first, config, eos=eos, limits=limits, rules=rules, names=names, told=told)
-            groups = [drawn[start : start + copies] for start in range(0, len(drawn), copies)]
-            return [sorted(group, key=lambda hypothesis: -hypothesis.score) for group in groups]
-        if config.num_beam_groups > 1:
-            return diverse_search(stepper, first, config, eos=eos, limits=limits, rules=rules)
-        return search(stepper, first, config, eos=eos, limits=limits, rules=rules)
-
     def _continuation(self, hypothesis: Hypothesis, config: GenerationConfig) -> Continuation:
         whole = self.tokenizer.decode([hypothesis.tokens])[0]
         text = until(whole, config.stop_strings)
@@ -181,15 +194,11 @@ class Generator:
         return Continuation(text, hypothesis.score, hypothesis.token_log_probs, stopped)
 
 
-def _padded_left(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """(tokens, valid), so that all last tokens stand in the last column."""
-    width = max(map(len, rows))
-    tokens = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])
-    valid = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
-    return tokens, valid
+def _listed(texts: str | Sequence[str]) -> Sequence[str]:
+    return [texts] if isinstance(texts, str) else texts
 
 
-class _Stream:
+class _Pieces:
     """Text that grows token by token, given out as far as it is certain."""
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
@@ -216,9 +225,10 @@ class _Stream:
         return max(ends, default=0)
 
 
-def load(folder: str | Path) -> Generator:
+def load(folder: str | Path, *, streams: int | None = None) -> Generator:
+    """The language model of a folder. `streams`: batches at once, by default one per core."""
     folder = Path(folder)
     model = load_model(folder)
     if not isinstance(model, LanguageModel):
         raise ValueError(f"{folder} holds a {model.config.kind} model, which does not continue texts; try translate")
-    return Generator(model, load_tokenizers(folder, columns=1)[0])
+    return Generator(model, load_tokenizers(folder, columns=1)[0], streams=cores() if streams is None else streams)

@@ -22,11 +22,12 @@ from heedful.data.batches import cut
 from heedful.data.padding import pad
 from heedful.data.prepare import load_tokenizers
 from heedful.decoding.beam import History, Hypothesis
+from heedful.decoding.from_source import FromSource
 from heedful.decoding.generation import GenerationConfig, with_options
+from heedful.decoding.runner import Request, Runner
 from heedful.decoding.shortlist import Shortlist
 from heedful.decoding.stops import until
 from heedful.decoding.streams import cores
-from heedful.decoding.writer import Request, Writer
 from heedful.evaluation.metrics import consensus
 from heedful.model.architecture import SequenceToSequence
 from heedful.model.int8 import quantize_int8
@@ -81,7 +82,8 @@ class Translator:
         language: str = "",
     ) -> None:
         self.models = [model.eval() for model in models]
-        self.writer = Writer(self.models, tokenizers, shortlist=shortlist, streams=streams)
+        self.starter = FromSource(self.models, tokenizers, shortlist=shortlist)
+        self.runner = Runner(self.starter, streams=streams)
         self.source, self.target = tokenizers[0], tokenizers[-1]
         self.limit = min([limit, *(model.source_limit or limit for model in models)])
         self.device = models[0].device
@@ -102,7 +104,7 @@ class Translator:
         self, texts: str | Request | Sequence[str | Request], config: GenerationConfig | None = None, **options: Any
     ) -> Translation | list[Translation]:
         """One text gives one translation, several give a list. Options are those of `GenerationConfig` (`num_beams=5`,
-        or `beam_size=5`) and of `translate_all`.
+        or `beam_size=5`) and of `write`.
 
         translator.translate("Good morning.", beam_size=5, alignment=True).text
         """
@@ -115,48 +117,70 @@ class Translator:
         texts: Sequence[str | Request],
         config: GenerationConfig | None = None,
         *,
+        split: bool | None = None,
+        **options: Any,
+    ) -> list[Translation]:
+        """`split`: translate sentence by sentence, or not; by default as the model was trained. For the other options
+        see `write`."""
+        requests = [Request(text) if isinstance(text, str) else text for text in texts]
+        return self.write(self.read(requests, split=split), config, **options)
+
+    def read(self, requests: Sequence[Request], *, split: bool | None = None) -> list["Reading"]:
+        """Split and tokenise, once. A text with a prefix or phrases to write is not split into sentences."""
+        whole = self.split if split is None else split
+        wanted = [whole and not request.prefix and not request.required for request in requests]
+        parts = self._parts([request.text for request in requests], wanted)
+        return [Reading(request, some) for request, some in zip(requests, parts, strict=True)]
+
+    def write(
+        self,
+        readings: Sequence["Reading"],
+        config: GenerationConfig | None = None,
+        *,
         batch_tokens: int = 2048,
         batch_size: int | None = None,
         alignment: bool = False,
         history: bool = False,
         replace_unknowns: bool = False,
         dropped: Callable[[int], bool] | None = None,
-        split: bool | None = None,
     ) -> list[Translation]:
         """A batch has at most `batch_tokens` source tokens, times beams, and `batch_size` texts. `replace_unknowns`: in
-        place of a word that the model does not know, the source word it looks at. `dropped`: says of a text, in the
-        middle of the work, that nobody wants it any longer; it comes out as it is. `split`: translate sentence by
-        sentence, or not; by default as the model was trained."""
+        place of a word that the model does not know, the source word it looks at. `dropped`: says of a text, while it
+        is being translated, that nobody wants it any longer; it comes out unfinished."""
         if (alignment or replace_unknowns) and self.aligner is None:
             raise ValueError("this model has no alignment.json: no head has been chosen to align by")
         config = config or GenerationConfig()
-        requests = [Request(text) if isinstance(text, str) else text for text in texts]
-        pieces, owners, cuts = self._split(requests, self.split if split is None else split)
-        histories: list[History] | None = [[] for _ in pieces] if history else None
-        gone = None if dropped is None else lambda piece: dropped(owners[piece])
-        written = self.writer.write(
-            pieces,
-            config,
+        requests = [request for reading in readings for request in reading.requests()]
+        owners = [owner for owner, reading in enumerate(readings) for _ in reading.parts]
+        rows = [part.tokens for reading in readings for part in reading.parts]
+        histories: list[History] | None = [[] for _ in rows] if history else None
+        written = self.runner.run(
+            self.starter.groups(rows, requests, config),
             batch_tokens=batch_tokens,
             batch_size=batch_size,
             histories=histories,
-            dropped=gone,
-            tokens=[part.tokens for part in cuts],  # texts are tokenised once
+            dropped=None if dropped is None else lambda part: dropped(owners[part]),
         )
-        parts: list[list[int]] = [[] for _ in texts]
-        for piece, owner in enumerate(owners):
-            parts[owner].append(piece)
-        found = []
-        for own in parts:
-            told = [self._alternatives(pieces[i].text, written[i], config, replace_unknowns) for i in own]
-            one = _join(told, [cuts[i] for i in own])
+        found, first = [], 0
+        for reading in readings:
+            numbers = range(first, first + len(reading.parts))
+            first += len(reading.parts)
+            each = [
+                self._alternatives(requests[number].text, written.get(number, []), config, replace_unknowns)
+                for number in numbers
+            ]
+            one = _join(each, reading.parts)
             if alignment:
-                whole = (requests[owners[own[0]]].text, one.text)
-                one = replace(one, alignment=self._align_parts(whole, [pieces[i].text for i in own], told))
+                texts = [part.text for part in reading.parts]
+                one = replace(one, alignment=self._align_parts((reading.request.text, one.text), texts, each))
             if histories is not None:
-                one = replace(one, history=histories[own[0]])
+                one = replace(one, history=histories[numbers[0]])
             found.append(one)
         return found
+
+    def size(self, reading: "Reading", config: GenerationConfig) -> int:
+        """How much of a batch's budget a text takes, in tokens."""
+        return sum(self.starter.size(part.tokens, config) for part in reading.parts)
 
     def __repr__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.models[0].parameters())
@@ -167,8 +191,8 @@ class Translator:
         return [{"text": one.text, "score": one.score} for one in self.translate(texts)]
 
     def close(self) -> None:
-        """End the streams, if there are any; the next text starts them anew."""
-        self.writer.close()
+        """Stop the streams, if there are any; the next text starts them again."""
+        self.runner.close()
 
     def align(self, pairs: Sequence[tuple[str, str]]) -> list[Links]:
         """(source word, target word), counted from 0, for each pair."""
@@ -176,9 +200,9 @@ class Translator:
             raise ValueError("this model has no alignment.json: no head has been chosen to align by")
         return self.aligner.align(self.models[0], [self.source, self.target], pairs)
 
-    def _align_parts(self, whole: tuple[str, str], texts: list[str], told: list[list[Alternative]]) -> Links:
+    def _align_parts(self, whole: tuple[str, str], texts: list[str], each: list[list[Alternative]]) -> Links:
         """Part by part, as they were translated, with the words numbered as in the whole texts."""
-        pairs = [(text, alternatives[0].text) for text, alternatives in zip(texts, told, strict=True) if alternatives]
+        pairs = [(text, alternatives[0].text) for text, alternatives in zip(texts, each, strict=True) if alternatives]
         numbers = [words_of_parts(text, [pair[side] for pair in pairs]) for side, text in enumerate(whole)]
         links = [
             (source[one], target[other])
@@ -258,19 +282,6 @@ class Translator:
         rows = self.source.encode(parts)
         return [_Part(*each, too_long=True) for each in zip(parts, spaces, rows, strict=True)]
 
-    def _split(self, requests: list[Request], split: bool) -> tuple[list[Request], list[int], list["_Part"]]:
-        """The parts of all texts as requests, and the text each belongs to. A text with a prefix or phrases to write is
-        not split into sentences; in parts, they are asked of the first."""
-        wanted = [split and not request.prefix and not request.required for request in requests]
-        found = self._parts([request.text for request in requests], wanted)
-        pieces = [
-            Request(part.text, banned=request.banned) if number else replace(request, text=part.text)
-            for request, some in zip(requests, found, strict=True)
-            for number, part in enumerate(some)
-        ]
-        owners = [index for index, some in enumerate(found) for _ in some]
-        return pieces, owners, [part for some in found for part in some]
-
     def _fits(self, text: str) -> bool:
         return len(self.source.encode([text])[0]) < self.limit
 
@@ -321,14 +332,28 @@ class _Part:
     too_long: bool = False
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A request whose text has been split and tokenised."""
+
+    request: Request
+    parts: list[_Part]
+
+    def requests(self) -> list[Request]:
+        """One for each part. What must be written is asked of the first."""
+        first, *others = self.parts
+        rest = [Request(part.text, banned=self.request.banned) for part in others]
+        return [replace(self.request, text=first.text), *rest]
+
+
 def _join(parts: list[list[Alternative]], cuts: list[_Part]) -> Translation:
     """The translation of a text from those of its parts; its n-th alternative is made of their n-th ones."""
     if len(parts) == 1 and parts[0]:
         best, *others = parts[0]
         return Translation(**vars(best), alternatives=others)
-    told = [(alternatives, part.space) for alternatives, part in zip(parts, cuts, strict=True) if alternatives]
-    count = max((len(alternatives) for alternatives, _ in told), default=1)
-    every = [_joined([(some[min(rank, len(some) - 1)], space) for some, space in told]) for rank in range(count)]
+    both = [(alternatives, part.space) for alternatives, part in zip(parts, cuts, strict=True) if alternatives]
+    count = max((len(alternatives) for alternatives, _ in both), default=1)
+    every = [_joined([(some[min(rank, len(some) - 1)], space) for some, space in both]) for rank in range(count)]
     long = sum(part.too_long for part in cuts)
     warnings = [f"too long for the model: translated in {long} parts"] if long > 1 else []
     return Translation(**vars(every[0]), alternatives=every[1:], warnings=warnings)

@@ -6,33 +6,32 @@ import time
 import pytest
 
 from heedful.decoding.generation import GenerationConfig
-from heedful.decoding.writer import Request
+from heedful.decoding.runner import Request
 from heedful.serving.engine import BusyError, ClosedError, Engine, Settings
 from heedful.translator import Translation
 
 PLAIN = Settings(GenerationConfig())
 
 
-class Words:
-    def encode(self, texts):
-        return [text.split() for text in texts]
-
-
 class Echo:
     """Gives back what it is given, after a moment; breaks on `bad`."""
-
-    source = Words()
 
     def __init__(self):
         self.batches, self.open = [], threading.Event()
         self.open.set()
 
-    def translate(self, requests, config, *, dropped, **options):
+    def read(self, requests):
+        return list(requests)
+
+    def size(self, reading, config):
+        return len(reading.text.split()) + 1
+
+    def write(self, readings, config, *, dropped, **options):
         self.open.wait(5)
-        self.batches.append([request.text for request in requests])
-        if any("bad" in request.text for request in requests):
+        self.batches.append([request.text for request in readings])
+        if any("bad" in request.text for request in readings):
             raise TypeError("bad")
-        return [Translation("" if dropped(n) else request.text, 0.0, [], []) for n, request in enumerate(requests)]
+        return [Translation("" if dropped(n) else request.text, 0.0, [], []) for n, request in enumerate(readings)]
 
 
 @pytest.fixture

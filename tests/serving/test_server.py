@@ -609,14 +609,40 @@ def test_those_who_wait_for_a_language_model_are_bounded_and_so_is_their_time(fo
         streamed = httpx.post(f"{url}/v1/completions", json={**asked, "stream": True}, timeout=60)
         assert "this took too long" in streamed.text and streamed.text.endswith("data: [DONE]\n\n")
         (model,) = context.models.writing
-        model.limit = 0
+        model.engine.limit = 2
         for stream in (True, False):
             answer = httpx.post(f"{url}/v1/completions", json={**asked, "stream": stream}, timeout=60)
-            assert answer.status_code == 429 and answer.headers["Retry-After"] == "1"
+            assert answer.status_code == 400 and "200 lines are more than 2" in answer.text
         until = time.monotonic() + 10
-        while model.waiting and time.monotonic() < until:
+        while model.engine.waiting and time.monotonic() < until:
             time.sleep(0.05)
-        assert not model.waiting, "who gave up still writes"
+        assert not model.engine.waiting, "who gave up still writes"
+        model.engine.close()
+        answer = httpx.post(f"{url}/v1/completions", json={**asked, "prompt": "the "}, timeout=60)
+        assert answer.status_code == 503 and answer.headers["Retry-After"] == "1"
+
+
+def test_completions_that_arrive_together_are_written_together(folders):
+    """Each as it would be alone, and the model is called once a token for all of them."""
+    asked = [{"model": "book", "prompt": prompt, "max_tokens": 8, "temperature": 0} for prompt in ("the q", "the", "f")]
+    with running([folders[1]], settings=EngineSettings(streams=1, wait=0.5)) as (url, context):
+        alone = [httpx.post(f"{url}/v1/completions", json=one, timeout=60).json()["choices"] for one in asked]
+        (model,) = context.models.writing
+        rows: list[int] = []
+        plain = model.generator.model.decode
+
+        def counted(tokens, **facts):
+            rows.append(len(tokens))
+            return plain(tokens, **facts)
+
+        model.generator.model.decode = counted
+
+        async def all_at_once():
+            async with httpx.AsyncClient(timeout=60) as client:
+                return await asyncio.gather(*(client.post(f"{url}/v1/completions", json=one) for one in asked))
+
+        together = [answer.json()["choices"] for answer in asyncio.run(all_at_once())]
+        assert together == alone and max(rows) == 3 and len(rows) <= 9
 
 
 # --- the process

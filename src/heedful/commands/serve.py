@@ -137,7 +137,7 @@ def inspect(
     except ModuleNotFoundError as error:
         raise ValueError(f"the page needs {error.name}: pip install 'heedful[serve]'") from None
     from heedful.decoding.generation import GenerationConfig
-    from heedful.decoding.writer import Request
+    from heedful.decoding.runner import Request
     from heedful.files import write_text
     from heedful.translator import load
 

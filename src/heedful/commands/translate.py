@@ -12,7 +12,7 @@ import typer
 from heedful.commands.options import Parts
 
 if TYPE_CHECKING:
-    from heedful.decoding.writer import Request
+    from heedful.decoding.runner import Request
     from heedful.translator import Translation
 
 FORMATS = ("plain", "nbest", "jsonl", "pharaoh", "words")
@@ -147,7 +147,7 @@ def translate(
 
 def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "Request":
     """The request of a line. If it contradicts itself, it gets an error and comes out empty; others are unaffected."""
-    from heedful.decoding.writer import Request
+    from heedful.decoding.runner import Request
 
     wanted = [*required, *map(str, entry.get("constraints", ()))]
     unwanted = [*banned, *map(str, entry.get("avoid", ()))]

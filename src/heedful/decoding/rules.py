@@ -8,6 +8,7 @@ from torch import Tensor
 
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.required import Required
+from heedful.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,18 @@ class Rules:
             if self.prefixes and length < len(self.prefixes[sentence]):
                 _force(log_probs[place], self.prefixes[sentence][length])
         return log_probs.log_softmax(-1) if self.config.renormalize_logits else log_probs
+
+
+def banned_forms(tokenizer: Tokenizer, banned: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+    """The banned phrases of each text as tokens: as they are cut at the start of a text, and after a space."""
+    if not any(banned):
+        return []
+    wanted = [tuple(phrase.strip() for phrase in phrases if phrase.strip()) for phrases in banned]
+    known = {
+        phrases: tokenizer.encode([form for phrase in phrases for form in (phrase, " " + phrase)])
+        for phrases in set(wanted)
+    }
+    return [known[phrases] for phrases in wanted]
 
 
 def _penalise_repetition(log_probs: Tensor, written: Tensor, penalty: float) -> Tensor:

@@ -9,8 +9,8 @@ from typing import Any
 from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect, Request
 
-from heedful.decoding.writer import Request as Text
-from heedful.serving.engine import BusyError, ClosedError, Job, Settings
+from heedful.decoding.runner import Request as Text
+from heedful.serving.engine import BusyError, ClosedError, Engine, Job, Settings
 from heedful.serving.limits import Keys, RefusedError
 from heedful.serving.metrics import Metrics
 from heedful.serving.models import Models, Translating
@@ -51,14 +51,7 @@ class Context:
         self, request: Request, model: Translating, texts: Sequence[Text], settings: Settings
     ) -> list[Translation]:
         """In the order asked. A client that goes away, or waits too long, frees its places."""
-        if len(texts) > model.engine.limit:
-            raise RefusedError(400, f"{len(texts)} lines are more than {model.engine.limit}; send fewer at a time")
-        try:
-            jobs = model.engine.submit(texts, settings)
-        except BusyError:
-            raise RefusedError(429, "Slowdown: too many requests are waiting", {"Retry-After": "1"}) from None
-        except ClosedError:
-            raise RefusedError(503, "the model is being changed; try again", {"Retry-After": "1"}) from None
+        jobs = submitted(model.engine, texts, settings)
         try:
             return await self._wait(request, jobs)
         finally:
@@ -66,7 +59,7 @@ class Context:
                 if not job.future.done():
                     job.give_up()
 
-    async def _wait(self, request: Request, jobs: Sequence[Job]) -> list[Translation]:
+    async def _wait(self, request: Request, jobs: Sequence[Job[Any, Translation]]) -> list[Translation]:
         futures = [asyncio.wrap_future(job.future) for job in jobs]
         deadline = asyncio.get_running_loop().time() + self.options.timeout
         waiting: set[asyncio.Future[Translation]] = set(futures)
@@ -77,6 +70,18 @@ class Context:
             if waiting and asyncio.get_running_loop().time() > deadline:
                 raise RefusedError(503, "this took too long; send less at a time", {"Retry-After": "5"})
         return [future.result() for future in futures]
+
+
+def submitted(engine: Engine[Any, Any, Any], requests: Sequence[Any], settings: Settings) -> list[Job[Any, Any]]:
+    """All requests, queued; a refusal that clients understand if they cannot be."""
+    if len(requests) > engine.limit:
+        raise RefusedError(400, f"{len(requests)} lines are more than {engine.limit}; send fewer at a time")
+    try:
+        return engine.submit(requests, settings)
+    except BusyError:
+        raise RefusedError(429, "Slowdown: too many requests are waiting", {"Retry-After": "1"}) from None
+    except ClosedError:
+        raise RefusedError(503, "the model is being changed; try again", {"Retry-After": "1"}) from None
 
 
 def clean(text: str) -> str:

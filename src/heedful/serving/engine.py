@@ -1,8 +1,8 @@
-"""One engine for all who ask: what arrives at about the same time is translated together.
+"""One engine per model: requests that arrive at about the same time are answered together.
 
 Streams (threads) take batches from one queue, so that new requests start while others are being written. A batch holds
-requests with the same settings, as many as its budget of tokens allows; a request that is alone waits a moment for
-company, no longer than the latency cap. Who gives up frees the place.
+requests with the same settings, as many as its token budget allows; a request that is alone waits a moment for others,
+no longer than the latency cap. A disconnected client frees its slot.
 """
 
 import threading
@@ -11,25 +11,46 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from heedful.decoding.generation import GenerationConfig
-from heedful.decoding.writer import Request
-from heedful.translator import Translation, Translator
+
+RequestT = TypeVar("RequestT", contravariant=True)
+ReadingT = TypeVar("ReadingT")
+AnswerT = TypeVar("AnswerT", covariant=True)
+
+
+class Worker(Protocol[RequestT, ReadingT, AnswerT]):
+    """A translator or a language model: texts are tokenised when they arrive, and written in batches."""
+
+    def read(self, requests: Sequence[RequestT]) -> list[ReadingT]: ...
+
+    def size(self, reading: ReadingT, config: GenerationConfig) -> int: ...
+
+    def write(
+        self,
+        readings: Sequence[ReadingT],
+        config: GenerationConfig,
+        *,
+        batch_tokens: int,
+        dropped: Callable[[int], bool],
+        **options: Any,
+    ) -> Sequence[AnswerT]: ...
 
 
 class BusyError(Exception):
-    """The queue is full: come back later."""
+    """The queue is full: try again later."""
 
 
 class ClosedError(Exception):
-    """The engine takes nothing new."""
+    """The engine accepts no more requests."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a request wants to be translated. Only equals go together."""
+    """How a request is to be answered. Only requests with equal settings share a batch."""
 
     config: GenerationConfig
     alignment: bool = False
@@ -39,14 +60,18 @@ class Settings:
     def key(self) -> str:
         return f"{self.config.model_dump_json()} {self.alignment} {self.history}"
 
+    @property
+    def options(self) -> dict[str, bool]:
+        return {name: True for name in ("alignment", "history") if getattr(self, name)}
+
 
 @dataclass(eq=False)
-class Job:
-    request: Request
+class Job(Generic[ReadingT, AnswerT]):
+    reading: ReadingT
     settings: Settings
     tokens: int
     arrived: float = field(default_factory=time.monotonic)
-    future: "Future[Translation]" = field(default_factory=Future)
+    future: "Future[AnswerT]" = field(default_factory=Future)
     gone: bool = False
 
     def give_up(self) -> None:
@@ -57,26 +82,29 @@ class Job:
 
 @dataclass
 class Watch:
-    """What the engine tells those who measure it; all of it may be ignored."""
+    """Called by the engine, for measurements."""
 
     batch: Callable[[int, int, float], None] = lambda jobs, tokens, seconds: None
 
 
-class Engine:
+class Engine(Generic[RequestT, ReadingT, AnswerT]):
+    """`written`: how many tokens an answer has, for measurements."""
+
     def __init__(
         self,
-        translator: Translator,
+        worker: Worker[RequestT, ReadingT, AnswerT],
         *,
+        written: Callable[[Any], int] = lambda answer: 0,
         streams: int = 1,
         batch_tokens: int = 2048,
         wait: float = 0.005,
         limit: int = 1024,
         watch: Watch | None = None,
     ) -> None:
-        self.translator = translator
+        self.worker, self.written = worker, written
         self.batch_tokens, self.wait, self.limit = batch_tokens, wait, limit
         self.watch = watch or Watch()
-        self._queue: deque[Job] = deque()
+        self._queue: deque[Job[ReadingT, AnswerT]] = deque()
         self._changed = threading.Condition()
         self._closed = False
         share = max(1, torch.get_num_threads() // streams)
@@ -84,10 +112,12 @@ class Engine:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, requests: Sequence[Request], settings: Settings) -> list[Job]:
-        """All of them are taken, or none."""
-        sizes = [len(row) + 1 for row in self.translator.source.encode([request.text for request in requests])]
-        jobs = [Job(request, settings, size) for request, size in zip(requests, sizes, strict=True)]
+    def submit(self, requests: Sequence[RequestT], settings: Settings) -> list[Job[ReadingT, AnswerT]]:
+        """All of them are accepted, or none."""
+        readings = self.worker.read(requests)
+        jobs: list[Job[ReadingT, AnswerT]] = [
+            Job(reading, settings, self.worker.size(reading, settings.config)) for reading in readings
+        ]
         with self._changed:
             if self._closed:
                 raise ClosedError
@@ -102,7 +132,7 @@ class Engine:
         return len(self._queue)
 
     def close(self) -> None:
-        """Finish what was accepted, take nothing new."""
+        """Finish what was accepted; accept nothing more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -112,10 +142,10 @@ class Engine:
     def _work(self, threads: int) -> None:
         torch.set_num_threads(threads)
         while batch := self._next():
-            self._translate(batch)
+            self._answer_those_left(batch)
 
-    def _next(self) -> list[Job]:
-        """The next batch; nothing, when the engine is closed and all is done."""
+    def _next(self) -> list[Job[ReadingT, AnswerT]]:
+        """The next batch; empty when the engine is closed and everything is done."""
         with self._changed:
             while True:
                 while self._queue and self._queue[0].gone:
@@ -129,7 +159,7 @@ class Engine:
                 if age < self.wait and not self._is_full() and not self._closed:
                     self._changed.wait(self.wait - age)
                     continue
-                if batch := self._take():  # none, if all have gone meanwhile
+                if batch := self._take():  # none, if all have been given up meanwhile
                     return batch
 
     def _budget(self, settings: Settings) -> int:
@@ -139,12 +169,12 @@ class Engine:
     def _is_full(self) -> bool:
         return sum(job.tokens for job in self._queue) >= self._budget(self._queue[0].settings)
 
-    def _take(self) -> list[Job]:
+    def _take(self) -> list[Job[ReadingT, AnswerT]]:
         """The oldest and those that go with it, within the budget; the others stay in their order."""
         first = self._queue[0]
         budget, key, longest = self._budget(first.settings), first.settings.key, 0
-        batch: list[Job] = []
-        rest: deque[Job] = deque()
+        batch: list[Job[ReadingT, AnswerT]] = []
+        rest: deque[Job[ReadingT, AnswerT]] = deque()
         for job in self._queue:
             longest_then = max(longest, job.tokens)
             if job.gone:
@@ -157,30 +187,29 @@ class Engine:
         self._queue = rest
         return batch
 
-    def _translate(self, batch: list[Job]) -> None:
+    def _answer_those_left(self, batch: list[Job[ReadingT, AnswerT]]) -> None:
         batch = [job for job in batch if job.future.set_running_or_notify_cancel()]
         if batch:
             self._answer(batch)
 
-    def _answer(self, batch: list[Job]) -> None:
+    def _answer(self, batch: list[Job[ReadingT, AnswerT]]) -> None:
         began = time.monotonic()
         settings = batch[0].settings
         try:
-            found = self.translator.translate(
-                [job.request for job in batch],
+            found = self.worker.write(
+                [job.reading for job in batch],
                 settings.config,
                 batch_tokens=self.batch_tokens,
-                alignment=settings.alignment,
-                history=settings.history,
                 dropped=lambda index: batch[index].gone,
+                **settings.options,
             )
-        except Exception as error:  # whatever it is, those who wait must hear of it, and only those it concerns
+        except Exception as error:  # whoever waits must hear of it, whatever it is, and only those it concerns
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
             else:
                 for job in batch:
                     self._answer([job])
             return
-        for job, translation in zip(batch, found, strict=True):
-            job.future.set_result(translation)
-        self.watch.batch(len(batch), sum(len(one.tokens) + 1 for one in found), time.monotonic() - began)
+        for job, answer in zip(batch, found, strict=True):
+            job.future.set_result(answer)
+        self.watch.batch(len(batch), sum(map(self.written, found)), time.monotonic() - began)

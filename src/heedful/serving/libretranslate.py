@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from heedful.decoding.generation import GenerationConfig
-from heedful.decoding.writer import Request as Text
+from heedful.decoding.runner import Request as Text
 from heedful.serving.context import Context, clean, read_fields
 from heedful.serving.detection import detect
 from heedful.serving.engine import Settings

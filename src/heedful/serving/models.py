@@ -3,24 +3,23 @@
 import re
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 import heedful
 from heedful.checkpoint import read_config
 from heedful.config import part_config
-from heedful.generator import Generator
-from heedful.model.architecture import SequenceToSequence
-from heedful.serving.engine import BusyError, Engine, Watch
+from heedful.decoding.runner import Request
+from heedful.generator import Continuation, Generator, Prompt
+from heedful.generator import Reading as PromptReading
+from heedful.model.architecture import LanguageModel, SequenceToSequence
+from heedful.serving.engine import Engine, Watch
 from heedful.tasks import TaskConfig
-from heedful.translator import Translator
-
-T = TypeVar("T")
+from heedful.translator import Reading, Translation, Translator
 
 # Names of the languages most often met; any other code is its own name.
 NAMES = {
@@ -36,6 +35,10 @@ NAMES = {
 UNNAMED = ("src", "tgt")
 CODE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]+)*")
 LONGEST_EXAMPLE = 300  # characters
+WRITTEN = 8  # of a language model, what is written counts towards a batch's budget too, so it is so much larger
+
+TranslationEngine = Engine[Request, Reading, Translation]
+WritingEngine = Engine[Prompt, PromptReading, list[Continuation]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Translating:
     source: str
     target: str
     translator: Translator
-    engine: Engine
+    engine: TranslationEngine
     example: str | None = None
 
     @property
@@ -60,31 +63,17 @@ class Translating:
         self.engine.close()
 
 
+@dataclass(frozen=True)
 class Writing:
-    """A language model. It writes one text after the other; at most `limit` wait."""
+    """A language model at work."""
 
-    def __init__(self, name: str, folder: Path, generator: Generator, limit: int = 64) -> None:
-        self.name, self.folder, self.generator, self.limit = name, folder, generator, limit
-        self.waiting = 0
-        self._counting = threading.Lock()
-        self._thread = ThreadPoolExecutor(1)
-
-    def run(self, work: "Callable[..., T]", *arguments: Any) -> "Future[T]":
-        with self._counting:
-            if self.waiting >= self.limit:
-                raise BusyError
-            self.waiting += 1
-        future = self._thread.submit(work, *arguments)
-        future.add_done_callback(lambda _: self._done())
-        return future
-
-    def _done(self) -> None:
-        with self._counting:
-            self.waiting -= 1
+    name: str
+    folder: Path
+    generator: Generator
+    engine: WritingEngine
 
     def close(self) -> None:
-        """Finish what was accepted."""
-        self._thread.shutdown()
+        self.engine.close()
 
 
 @dataclass(frozen=True)
@@ -172,10 +161,14 @@ class Models:
         kind = (config.get("task") or {"kind": "translation"})["kind"]
         contract = part_config(TaskConfig, kind).trains
         translates = issubclass(contract, SequenceToSequence)
-        options: dict[str, Any] = {"quantize": self.settings.quantize, "streams": 1} if translates else {}
-        found = heedful.load(folder, **options)  # the engine has streams of its own
+        writes = issubclass(contract, LanguageModel)
+        options: dict[str, Any] = {"streams": 1} if translates or writes else {}  # the engine has streams of its own
+        if translates:
+            options["quantize"] = self.settings.quantize
+        found = heedful.load(folder, **options)
         if isinstance(found, Generator):
-            return Writing(name, folder, found)
+            engine = self._engine(found, name, written=_written_by_all, larger=WRITTEN)
+            return Writing(name, folder, found, engine)
         if not isinstance(found, Translator):
             raise ValueError(f"{folder}: models of the task {kind} are not served yet; use heedful predict")
         given = config.get("data", {})
@@ -186,15 +179,25 @@ class Models:
         )
         if source != UNNAMED[0]:
             found.language = source  # sentences end by the rules of a language
-        engine = Engine(
-            found,
+        engine = self._engine(found, name, written=lambda one: len(one.tokens) + 1)
+        return Translating(name, folder, source, target, found, engine, _example(folder))
+
+    def _engine(
+        self, worker: Any, name: str, *, written: Callable[[Any], int], larger: int = 1
+    ) -> Engine[Any, Any, Any]:
+        return Engine(
+            worker,
             streams=self.settings.count(),
-            batch_tokens=self.settings.batch_tokens,
+            batch_tokens=larger * self.settings.batch_tokens,
             wait=self.settings.wait,
             limit=self.settings.queue,
+            written=written,
             watch=self._watch(name),
         )
-        return Translating(name, folder, source, target, found, engine, _example(folder))
+
+
+def _written_by_all(found: list[Continuation]) -> int:
+    return sum(len(one.token_log_probs) for one in found)
 
 
 def _example(folder: Path) -> str | None:

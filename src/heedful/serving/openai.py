@@ -2,10 +2,12 @@
 
 import asyncio
 import json
-import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -16,20 +18,19 @@ from starlette.responses import Response
 
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.stops import until
-from heedful.generator import Piece
-from heedful.serving.context import POLL, Context, clean
-from heedful.serving.engine import BusyError
+from heedful.generator import Continuation, Piece, Prompt
+from heedful.serving.context import POLL, Context, clean, submitted
+from heedful.serving.engine import Job, Settings
 from heedful.serving.libretranslate import REFUSALS
 from heedful.serving.limits import RefusedError, bearer, error_body
 from heedful.serving.models import Writing
 
 MOST_TOKENS = 4096
-BUSY = RefusedError(429, "Slowdown: too many requests are waiting", {"Retry-After": "1"})
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class Completion(BaseModel):
-    """What is not known is ignored, as OpenAI's clients expect. `temperature` 0 takes the likeliest token."""
+    """Unknown fields are ignored, as OpenAI's clients expect. `temperature` 0 takes the likeliest token."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -90,10 +91,9 @@ def routes(context: Context) -> APIRouter:
         context.check_size(prompts)
         writing = _find(context, asked.model)
         if asked.stream:
-            if writing.waiting >= writing.limit:
-                raise BUSY
-            told = _streamed(writing, prompts, asked, context.options.timeout)
-            return StreamingResponse(_events(told), media_type="text/event-stream")
+            texts = _submit(writing, prompts, asked, asyncio.get_running_loop())
+            events = _streamed(writing, texts, asked, context.options.timeout)
+            return StreamingResponse(_events(events), media_type="text/event-stream")
         return JSONResponse(await _whole(context, request, writing, prompts, asked))
 
     return router
@@ -112,71 +112,109 @@ def _described(model: Writing) -> dict[str, Any]:
     return {"id": model.name, "object": "model", "created": created, "owned_by": "heedful"}
 
 
-def _begin(writing: Writing, *asked: Any) -> "asyncio.Future[list[tuple[str, str]]]":
-    """Take a place in the row of those who wait for this model."""
-    try:
-        return asyncio.wrap_future(writing.run(_write, writing, *asked))
-    except BusyError:
-        raise BUSY from None
-    except RuntimeError:  # its thread takes nothing new
-        raise RefusedError(503, "the model is being changed; try again", {"Retry-After": "1"}) from None
+class _Text:
+    """One prompt and its continuations as they are written, piece by piece."""
+
+    def __init__(self, prompt: str, count: int, tell: Callable[[tuple[int, Piece]], None]) -> None:
+        self.prompt, self._tell = prompt, tell
+        self.pieces: list[list[Piece]] = [[] for _ in range(count)]
+        self.job: Job[Any, list[Continuation]]
+
+    def heard(self, row: int, piece: Piece) -> bool:
+        self.pieces[row].append(piece)
+        self._tell((row, piece))
+        return True  # the engine stops a job that was given up
+
+    def ends(self, writing: Writing, config: GenerationConfig) -> list[tuple[str, str]]:
+        """For each continuation why it ended, and what was held back of it in case it became a stop string."""
+        tokenizer, found = writing.generator.tokenizer, []
+        for row in self.pieces:
+            tokens, shown = [piece.token for piece in row], sum(len(piece.text) for piece in row)
+            whole = tokenizer.decode([tokens])[0]
+            text = until(whole, config.stop_strings)
+            ended = tokenizer.eos in tokens or text != whole
+            found.append(("stop" if ended else "length", text[shown:]))
+        return found
+
+
+@dataclass(frozen=True)
+class _Written:
+    """All prompts of a request, being continued together."""
+
+    texts: list[_Text]
+    events: "asyncio.Queue[tuple[int, tuple[int, Piece] | None]]"  # which text; its next piece, or that it has ended
+
+    def give_up(self) -> None:
+        for text in self.texts:
+            if not text.job.future.done():
+                text.job.give_up()
+
+
+def _submit(writing: Writing, prompts: list[str], asked: Completion, loop: asyncio.AbstractEventLoop) -> _Written:
+    """Queue all prompts of a request. What is written of them arrives as events."""
+    events: asyncio.Queue[tuple[int, tuple[int, Piece] | None]] = asyncio.Queue()
+
+    def tell(number: int, event: tuple[int, Piece] | None) -> None:
+        with suppress(RuntimeError):  # the loop has been closed: nobody listens any longer
+            loop.call_soon_threadsafe(events.put_nowait, (number, event))
+
+    texts = [_Text(prompt, asked.n or 1, partial(tell, number)) for number, prompt in enumerate(prompts)]
+    jobs = submitted(writing.engine, [Prompt(text.prompt, text.heard) for text in texts], Settings(asked.generation()))
+    for number, (text, job) in enumerate(zip(texts, jobs, strict=True)):
+        text.job = job
+        job.future.add_done_callback(lambda _, number=number: tell(number, None))  # type: ignore[misc]
+    return _Written(texts, events)
 
 
 async def _whole(
     context: Context, request: Request, writing: Writing, prompts: list[str], asked: Completion
 ) -> dict[str, Any]:
-    gone = threading.Event()
-    deadline = asyncio.get_running_loop().time() + context.options.timeout
-    choices: list[dict[str, Any]] = []
-    written = 0
-    for prompt in prompts:
-        pieces: list[list[Piece]] = [[] for _ in range(asked.n or 1)]
-
-        def told(row: int, piece: Piece, pieces: list[list[Piece]] = pieces) -> None:
-            pieces[row].append(piece)
-
-        work = _begin(writing, prompt, asked, told, gone)
-        while not (await asyncio.wait([work], timeout=POLL))[0]:
-            if asyncio.get_running_loop().time() > deadline or await request.is_disconnected():
-                gone.set()  # it ends at its next token, or does not begin
+    loop = asyncio.get_running_loop()
+    written, deadline = _submit(writing, prompts, asked, loop), loop.time() + context.options.timeout
+    try:
+        waiting = {asyncio.wrap_future(text.job.future) for text in written.texts}
+        while waiting:
+            _, waiting = await asyncio.wait(waiting, timeout=POLL)
+            if waiting and (loop.time() > deadline or await request.is_disconnected()):
                 raise RefusedError(503, "this took too long; ask for fewer tokens", {"Retry-After": "5"})
-        for row, (reason, rest) in zip(pieces, await work, strict=True):
-            written += len(row)
-            text = (prompt if asked.echo else "") + "".join(piece.text for piece in row) + rest
-            told_probs = None if asked.logprobs is None else _log_probs(writing, row, asked.logprobs)
-            choices.append({"index": len(choices), "text": text, "finish_reason": reason, "logprobs": told_probs})
-    return {**_frame(writing), "choices": choices, "usage": _usage(writing, prompts, written)}
+    finally:
+        written.give_up()  # it ends at its next token, or does not begin
+    choices: list[dict[str, Any]] = []
+    for text in written.texts:
+        text.job.future.result()  # or what went wrong
+        for row, (reason, rest) in zip(text.pieces, text.ends(writing, asked.generation()), strict=True):
+            shown = (text.prompt if asked.echo else "") + "".join(piece.text for piece in row) + rest
+            log_probs = None if asked.logprobs is None else _log_probs(writing, row, asked.logprobs)
+            choices.append({"index": len(choices), "text": shown, "finish_reason": reason, "logprobs": log_probs})
+    count = sum(len(row) for text in written.texts for row in text.pieces)
+    return {**_frame(writing), "choices": choices, "usage": _usage(writing, prompts, count)}
 
 
 async def _streamed(
-    writing: Writing, prompts: list[str], asked: Completion, timeout: float
+    writing: Writing, written: _Written, asked: Completion, timeout: float
 ) -> AsyncIterator[dict[str, Any]]:
-    """What each event says. When the client goes away, the generator is closed, and the writing ends."""
-    loop, frame = asyncio.get_running_loop(), _frame(writing)
-    gone, count, deadline = threading.Event(), asked.n or 1, loop.time() + timeout
+    """The events of a stream. If the client disconnects, the generator is closed, and the writing ends."""
+    loop, frame, count, config = asyncio.get_running_loop(), _frame(writing), asked.n or 1, asked.generation()
+    deadline, left = loop.time() + timeout, len(written.texts)
     try:
-        for number, prompt in enumerate(prompts):
-            events: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
-
-            def told(row: int, piece: Piece, events: "asyncio.Queue[Any]" = events) -> None:
-                loop.call_soon_threadsafe(events.put_nowait, (row, piece))
-
-            work = _begin(writing, prompt, asked, told, gone)
-            work.add_done_callback(lambda _, events=events: events.put_nowait(None))  # type: ignore[misc]
+        for number, text in enumerate(written.texts):
             for row in range(count if asked.echo else 0):
-                yield {**frame, "choices": [_choice(number * count + row, prompt)]}
-            while (event := await asyncio.wait_for(events.get(), deadline - loop.time())) is not None:
+                yield {**frame, "choices": [_choice(number * count + row, text.prompt)]}
+        while left:
+            number, event = await asyncio.wait_for(written.events.get(), deadline - loop.time())
+            if event is not None:
                 row, piece = event
                 probs = None if asked.logprobs is None else _log_probs(writing, [piece], asked.logprobs)
                 yield {**frame, "choices": [_choice(number * count + row, piece.text, probs)]}
-            for row, (reason, rest) in enumerate(await work):
+                continue
+            left -= 1
+            written.texts[number].job.future.result()  # or what went wrong
+            for row, (reason, rest) in enumerate(written.texts[number].ends(writing, config)):
                 yield {**frame, "choices": [_choice(number * count + row, rest, reason=reason)]}
     except TimeoutError:
         yield error_body("/v1/", 503, "this took too long; ask for fewer tokens")
-    except RefusedError as error:
-        yield error_body("/v1/", error.status, error.message)
     finally:
-        gone.set()
+        written.give_up()
 
 
 async def _events(told: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
@@ -187,32 +225,6 @@ async def _events(told: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
 
 def _choice(index: int, text: str, log_probs: Any = None, reason: str | None = None) -> dict[str, Any]:
     return {"index": index, "text": text, "finish_reason": reason, "logprobs": log_probs}
-
-
-def _write(
-    writing: Writing, prompt: str, asked: Completion, told: Callable[[int, Piece], None], gone: threading.Event
-) -> list[tuple[str, str]]:
-    """For each continuation why it ended, and what was held back of it in case it became a stop string."""
-    config, count = asked.generation(), asked.n or 1
-    tokens: list[list[int]] = [[] for _ in range(count)]
-    shown = [0] * count
-
-    def heard(row: int, piece: Piece) -> bool:
-        tokens[row].append(piece.token)
-        shown[row] += len(piece.text)
-        told(row, piece)
-        return not gone.is_set()
-
-    if gone.is_set():
-        return [("length", "")] * count
-    writing.generator.stream(prompt, config, heard)
-    found = []
-    for row, written in zip(shown, tokens, strict=True):
-        whole = writing.generator.tokenizer.decode([written])[0]
-        text = until(whole, config.stop_strings)
-        ended = writing.generator.tokenizer.eos in written or text != whole
-        found.append(("stop" if ended else "length", text[row:]))
-    return found
 
 
 def _log_probs(writing: Writing, pieces: list[Piece], count: int) -> dict[str, Any]:

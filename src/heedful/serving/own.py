@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from heedful.decoding.beam import History
 from heedful.decoding.generation import GenerationConfig
-from heedful.decoding.writer import Request as Text
+from heedful.decoding.runner import Request as Text
 from heedful.inspection.attention import look, stacked
 from heedful.model.multihead import CrossAttention, SelfAttention
 from heedful.model.record import recorded

@@ -32,7 +32,7 @@ def create_app(context: Context) -> FastAPI:
 
     # FastAPI's own /docs loads its scripts from a CDN; ours is in page.py.
     app = FastAPI(title="Heedful", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
-    context.metrics.follow_queue(lambda: sum(model.engine.waiting for model in context.models.translating))
+    context.metrics.follow_queue(lambda: sum(model.engine.waiting for model in context.models.all.values()))
     for part in (libretranslate, openai, own):
         app.include_router(part.routes(context))
     app.include_router(page.routes())

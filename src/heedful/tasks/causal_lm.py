@@ -56,9 +56,10 @@ class CausalLmConfig(TaskConfig):
     def open(self, folder: Path, *others: Path, **options: Any) -> Generator:
         if others:
             raise ValueError("language models make no ensemble; give one folder")
+        streams = options.pop("streams", None)
         if options:
             raise ValueError(f"{', '.join(options)} is for translators; leave it out")
-        return load_generator(folder)
+        return load_generator(folder, streams=streams)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,56 @@
+"""How language models begin: the prompts are read, padded on the left."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.rules import Rules, banned_forms
+from heedful.decoding.runner import Job, Start
+from heedful.decoding.stepper import PromptStepper
+from heedful.decoding.stops import Stops
+from heedful.model.architecture import LanguageModel
+from heedful.text.tokenizer import Tokenizer
+
+NEW_TOKENS = 200  # where the settings do not say how many
+
+
+class FromPrompt:
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+        self.models, self.model, self.tokenizer = [model], model, tokenizer
+
+    def size(self, tokens: Sequence[int], config: GenerationConfig) -> int:
+        """What is written is kept in the cache beside the prompt."""
+        return len(tokens) + (config.max_new_tokens or NEW_TOKENS)
+
+    @property
+    def key(self) -> object:
+        return None
+
+    def refresh(self) -> None:
+        """The modules are used as they are."""
+
+    def start(self, jobs: Sequence[Job], config: GenerationConfig) -> Start:
+        tokenizer, limit = self.tokenizer, self.model.limit
+        new = config.max_new_tokens or NEW_TOKENS
+        limits = [new if limit is None else min(new, limit - len(job.tokens)) for job in jobs]
+        prompt, valid = (tensor.to(self.model.device) for tensor in _padded_left([job.tokens for job in jobs]))
+        rules = Rules(
+            config=config,
+            eos=tokenizer.eos,
+            never=tokenizer.never,
+            banned=banned_forms(tokenizer, [job.request.banned for job in jobs]),
+            stops=Stops(tokenizer, config.stop_strings) if config.stop_strings else None,
+        )
+        real = None if bool(valid.all()) else valid
+        stepper = PromptStepper(self.model, prompt, length=max(limits), valid=real)
+        return Start(stepper, prompt[:, -1], limits, rules)
+
+
+def _padded_left(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """(tokens, valid), so that all last tokens stand in the last column."""
+    width = max(map(len, rows))
+    tokens = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])
+    valid = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
+    return tokens, valid

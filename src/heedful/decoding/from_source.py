@@ -1,0 +1,134 @@
+"""How sequence-to-sequence models begin: the source is read, and what is required of the target becomes rules."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from heedful.data.padding import pad
+from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.required import Phrase, Required
+from heedful.decoding.rules import Rules, banned_forms
+from heedful.decoding.runner import Job, Request, Start, numbered
+from heedful.decoding.shortlist import Shortlist
+from heedful.decoding.stepper import EnsembleStepper, SourceStepper, Stepper
+from heedful.decoding.stops import Stops
+from heedful.model.architecture import SequenceToSequence
+from heedful.model.cpu.decoding import lower
+from heedful.text.tokenizer import Tokenizer
+from heedful.text.words import is_unspaced
+
+REQUIRED_BEAMS = 10
+
+
+class FromSource:
+    """One model, or several of the same vocabulary whose probabilities are averaged. `shortlist`: the target words to
+    consider for a source word."""
+
+    def __init__(
+        self,
+        models: Sequence[SequenceToSequence],
+        tokenizers: Sequence[Tokenizer],
+        *,
+        shortlist: Shortlist | None = None,
+    ) -> None:
+        self.models = models
+        self.quick = [lower(model) or None for model in models]
+        self.source, self.target = tokenizers[0], tokenizers[-1]
+        self.device = models[0].device
+        self.shortlist = shortlist
+
+    def groups(
+        self, rows: Sequence[list[int]], requests: Sequence[Request], config: GenerationConfig
+    ) -> list[tuple[GenerationConfig, list[Job]]]:
+        """The jobs of these texts by their settings: required phrases change the search."""
+        jobs = numbered(rows, requests)
+        plain = [job for job in jobs if not job.request.required]
+        demanding = [job for job in jobs if job.request.required]
+        return [(config, plain), *([(_for_required(config), demanding)] if demanding else [])]
+
+    def size(self, tokens: Sequence[int], config: GenerationConfig) -> int:
+        return len(tokens) + 1
+
+    @property
+    def key(self) -> object:
+        return id(self.shortlist)
+
+    def refresh(self) -> None:
+        for one in self.quick:
+            if one is not None:
+                one.refresh()
+
+    def start(self, jobs: Sequence[Job], config: GenerationConfig) -> Start:
+        prefixes = self.target.encode([job.request.prefix for job in jobs])
+        required = [self._required(job.request.required) for job in jobs]
+        limits = self._limits(jobs, prefixes, required, config)
+        eos, demands = self.target.eos, list[Required]()
+        if any(required):
+            demands = [Required(each, limit, eos, self.continues) for each, limit in zip(required, limits, strict=True)]
+        rules = Rules(
+            config=config,
+            eos=eos,
+            never=self.target.never,
+            banned=banned_forms(self.target, [job.request.banned for job in jobs]),
+            prefixes=prefixes if any(prefixes) else (),
+            required=demands,
+            stops=Stops(self.target, config.stop_strings) if config.stop_strings else None,
+        )
+        padded = pad([job.tokens for job in jobs], last=self.source.eos, fill=self.source.pad)
+        source, valid = (tensor.to(self.device) for tensor in padded)
+        allowed = self._allowed(source, prefixes, required)
+        steppers: list[Stepper] = [
+            SourceStepper(model, source, valid, length=max(limits), allowed=allowed, quick=quick)
+            for model, quick in zip(self.models, self.quick, strict=True)
+        ]
+        stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
+        return Start(stepper, torch.full((len(jobs),), self.target.start, device=self.device), limits, rules)
+
+    def _limits(
+        self, jobs: Sequence[Job], prefixes: list[list[int]], required: list[list[Phrase]], config: GenerationConfig
+    ) -> list[int]:
+        least = [
+            len(prefix) + sum(len(phrase.inside) + len(phrase.opening) for phrase in phrases) + 1
+            for prefix, phrases in zip(prefixes, required, strict=True)
+        ]
+        limits = [
+            max(config.max_new_tokens or 2 * len(job.tokens) + 10, some) for job, some in zip(jobs, least, strict=True)
+        ]
+        most = min([max(limits), *(model.limit or max(limits) for model in self.models)])
+        if most < max(least):
+            raise ValueError(f"what must be written takes {max(least)} tokens, but the model writes at most {most}")
+        return [min(limit, most) for limit in limits]
+
+    def _allowed(self, source: Tensor, prefixes: list[list[int]], required: list[list[Phrase]]) -> Tensor | None:
+        """With a shortlist, the words each sentence may use: its own, and those it must; sentences vocab."""
+        if self.shortlist is None:
+            return None
+        allowed = self.shortlist.allowed(source, self.models[0].vocab)
+        for row, (prefix, phrases) in enumerate(zip(prefixes, required, strict=True)):
+            allowed[row, [*prefix, *(token for phrase in phrases for form in phrase.forms for token in form)]] = True
+        return allowed
+
+    def _required(self, phrases: Sequence[str]) -> list[Phrase]:
+        plain = [phrase.strip() for phrase in phrases if phrase.strip()]
+        opening, inside = self.target.encode(plain), self.target.encode([" " + phrase for phrase in plain])
+        return [
+            Phrase(tuple(first), tuple(first if is_unspaced(text) else other), whole=not is_unspaced(text[-1]))
+            for text, first, other in zip(plain, opening, inside, strict=True)
+        ]
+
+    @cached_property
+    def continues(self) -> Tensor:
+        """Whether a token goes on with a word: it begins with a letter or digit, without a space before it."""
+        texts = self.target.decode([token] for token in range(self.target.vocab))
+        return torch.tensor([not is_unspaced(text[:1]) for text in texts], device=self.device)
+
+
+def _for_required(config: GenerationConfig) -> GenerationConfig:
+    """Phrases that are required share out the beam, so it needs some width. The likeliest text with them is wanted, by
+    the sum: an average would pay for adding words, since they thin out what the phrases cost."""
+    if config.do_sample or config.num_beam_groups > 1:
+        raise ValueError("required phrases go with beam search; leave out do_sample and num_beam_groups")
+    width = max(config.num_beams, REQUIRED_BEAMS)
+    return config.model_copy(update={"num_beams": width, "length_penalty": 0.0, "alpha": 0.0})

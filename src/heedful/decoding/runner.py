@@ -1,0 +1,210 @@
+"""Tokens in, hypotheses out, for every model that writes token by token: batches by length, several at a time, and the
+search that fits the settings. How a batch begins is the only thing that differs: `from_source.py`, `from_prompt.py`.
+"""
+
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from heedful.data.batches import cut
+from heedful.decoding.beam import History, Hypothesis, search
+from heedful.decoding.diverse import diverse_search
+from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.greedy import greedy
+from heedful.decoding.rules import Rules
+from heedful.decoding.sampling import sample
+from heedful.decoding.stepper import Stepper
+from heedful.decoding.streams import Streams
+from heedful.model.architecture import Model
+
+# (number of the job, which of its samples, token, log-probabilities of all) -> whether to go on
+Heard = Callable[[int, int, int, Tensor], bool]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A text to read, what the answer must begin with, and phrases it must and must not contain."""
+
+    text: str
+    prefix: str = ""
+    required: Sequence[str] = ()
+    banned: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for phrase in self.required:
+            for other in self.banned:
+                if other.strip() and other.strip() in phrase:
+                    raise ValueError(f"the phrase {phrase!r} is required, but {other!r} is banned")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A text on its way through the search: its number among those given, and its tokens."""
+
+    number: int
+    tokens: list[int]
+    request: Request
+
+
+@dataclass(frozen=True)
+class Start:
+    """A batch whose texts have been read. Rows are the jobs; `first` is the token each one begins to write after,
+    `limits` how many tokens each may write."""
+
+    stepper: Stepper
+    first: Tensor
+    limits: list[int]
+    rules: Rules
+
+
+class Starter(Protocol):
+    """What a runner needs to know of a model, or of several that write together."""
+
+    @property
+    def models(self) -> Sequence[Model]: ...
+
+    def size(self, tokens: Sequence[int], config: GenerationConfig) -> int:
+        """How much of a batch's budget a text takes, in tokens."""
+        ...
+
+    def start(self, jobs: Sequence[Job], config: GenerationConfig) -> Start: ...
+
+    @property
+    def key(self) -> object:
+        """Changes when something else than the models' parameters does."""
+        ...
+
+    def refresh(self) -> None:
+        """Take up weights that have changed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What is searched for together."""
+
+    config: GenerationConfig
+    jobs: list[Job]
+    size: int
+
+
+class Runner:
+    """`streams`: how many batches are written in parallel, each by a process of its own."""
+
+    def __init__(self, starter: Starter, *, streams: int = 1) -> None:
+        self.starter, self.streams = starter, streams
+        self._several: tuple[object, Streams[Batch, list[list[Hypothesis]]], Callable[[], object]] | None = None
+
+    def run(
+        self,
+        groups: Sequence[tuple[GenerationConfig, Sequence[Job]]],
+        *,
+        batch_tokens: int,
+        batch_size: int | None = None,
+        histories: list[History] | None = None,
+        dropped: Callable[[int], bool] | None = None,
+        heard: Heard | None = None,
+    ) -> dict[int, list[Hypothesis]]:
+        """Of each job, by its number, the best first. Jobs of a group share their settings. A batch has at most
+        `batch_tokens` tokens, times beams, and `batch_size` jobs. `dropped`: says of a job, while it is being written,
+        that nobody wants it any longer. `heard`: is told each token that is sampled."""
+        batches = [batch for config, jobs in groups for batch in self._batches(config, jobs, batch_tokens, batch_size)]
+        batches.sort(key=lambda batch: -batch.size)  # the longest first, so that streams end together
+        if min(self.streams, len(batches)) > 1 and histories is None and dropped is None and heard is None:
+            try:
+                found = self._started().map(batches)
+            except BaseException:  # some may still be at work
+                self.close()
+                raise
+        else:
+            found = [self._search(batch, histories, dropped, heard) for batch in batches]
+        return {
+            job.number: hypotheses
+            for batch, each in zip(batches, found, strict=True)
+            for job, hypotheses in zip(batch.jobs, each, strict=True)
+        }
+
+    def close(self) -> None:
+        """Stop the streams, if there are any; the next text starts them again."""
+        if self._several is not None:
+            self._several[2]()
+            self._several = None
+
+    def _batches(
+        self, config: GenerationConfig, jobs: Sequence[Job], batch_tokens: int, batch_size: int | None
+    ) -> list[Batch]:
+        """Jobs of about the same length together."""
+        if not jobs:
+            return []
+        sizes = np.array([[self.starter.size(job.tokens, config)] for job in jobs])
+        width = _copies(config) if config.do_sample else config.num_beams
+        found = []
+        for chosen in cut(np.arange(len(jobs)), sizes, max(1, batch_tokens // width)):
+            step = batch_size or len(chosen)
+            for place in range(0, len(chosen), step):
+                some = chosen[place : place + step]
+                found.append(Batch(config, [jobs[index] for index in some], len(some) * int(sizes[some].max())))
+        return found
+
+    def _started(self) -> "Streams[Batch, list[list[Hypothesis]]]":
+        """The streams, with the weights as they are now."""
+        held = [parameter for model in self.starter.models for parameter in model.parameters()]
+        weights = [(id(one), 0 if one.is_inference() else one._version) for one in held]
+        now = (weights, self.streams, self.starter.key)
+        if self._several is None or self._several[0] != now:
+            self.close()
+            self.starter.refresh()
+            several = Streams(self._search, self.streams)
+            self._several = (now, several, weakref.finalize(self, several.close))
+        return self._several[1]
+
+    def _search(
+        self,
+        batch: Batch,
+        histories: list[History] | None = None,
+        dropped: Callable[[int], bool] | None = None,
+        heard: Heard | None = None,
+    ) -> list[list[Hypothesis]]:
+        config = batch.config
+        copies = _copies(config)
+        jobs = [job for job in batch.jobs for _ in range(copies)]
+        start = self.starter.start(jobs, config)
+        stepper, first, limits, rules, eos = start.stepper, start.first, start.limits, start.rules, start.rules.eos
+        gone = (lambda row: False) if dropped is None else lambda row: dropped(jobs[row].number)
+
+        def told(row: int, token: int, log_probs: Tensor) -> bool:
+            wanted = heard is None or heard(jobs[row].number, row % copies, token, log_probs)
+            return wanted and not gone(row)
+
+        if config.do_sample:
+            names = [_name(job, row % copies) for row, job in enumerate(jobs)]
+            drawn = sample(stepper, first, config, eos=eos, limits=limits, rules=rules, names=names, told=told)
+            rows = [drawn[place : place + copies] for place in range(0, len(drawn), copies)]
+            return [sorted(some, key=lambda hypothesis: -hypothesis.score) for some in rows]
+        if config.num_beam_groups > 1:
+            return diverse_search(stepper, first, config, eos=eos, limits=limits, rules=rules)
+        if config.num_beams == 1 and histories is None and not rules.look_back:
+            return [[one] for one in greedy(stepper, first, limits=limits, rules=rules, dropped=gone)]
+        into = None if histories is None else [histories[job.number] for job in jobs]
+        return search(stepper, first, config, eos=eos, limits=limits, rules=rules, histories=into, dropped=gone)
+
+
+def _copies(config: GenerationConfig) -> int:
+    """How many samples of a text are drawn side by side."""
+    return config.num_return_sequences if config.do_sample else 1
+
+
+def _name(job: Job, copy: int) -> int:
+    """What a sample's random numbers depend on beside the seed: the text itself, not its place among others."""
+    return zlib.crc32(np.array(job.tokens, dtype=np.int64).tobytes()) + copy
+
+
+def numbered(rows: Sequence[list[int]], requests: Sequence[Request]) -> list[Job]:
+    """The jobs of these texts; an empty text has none."""
+    both = enumerate(zip(rows, requests, strict=True))
+    return [Job(number, row, request) for number, (row, request) in both if row]
