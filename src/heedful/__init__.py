@@ -1,25 +1,64 @@
 """Heedful: train, evaluate, serve and inspect Transformer sequence-to-sequence models from your own text pairs.
 
-The public API is `load`, `train` and what they return; it does not change without a line in the changelog.
+The public API is `load`, `train`, `inspect`, `Translator`, `Generator`, `GenerationConfig` and what they return. It
+does not change without a line in the changelog.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, overload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
     from typing import Any
 
+    from heedful.decoding.generation import GenerationConfig as GenerationConfig
+    from heedful.generator import Generator as Generator
+    from heedful.translator import Translator as Translator
+
 __version__ = "0.2.0.dev0"
+
+UseT = TypeVar("UseT")
+# Imported when they are asked for: `import heedful` takes no time.
+_NAMES = {
+    "GenerationConfig": "heedful.decoding.generation",
+    "Generator": "heedful.generator",
+    "Translator": "heedful.translator",
+}
+
+
+@overload
+def load(
+    folder: "str | Path",
+    *others: "str | Path",
+    expect: type[UseT],
+    parts: "str | Path | Sequence[str | Path]" = (),
+    **options: "Any",
+) -> UseT: ...
+
+
+@overload
+def load(
+    folder: "str | Path", *others: "str | Path", parts: "str | Path | Sequence[str | Path]" = (), **options: "Any"
+) -> "Any": ...
 
 
 def load(
-    folder: "str | Path", *others: "str | Path", parts: "str | Path | Sequence[str | Path]" = (), **options: "Any"
+    folder: "str | Path",
+    *others: "str | Path",
+    expect: "type[Any] | None" = None,
+    parts: "str | Path | Sequence[str | Path]" = (),
+    **options: "Any",
 ) -> "Any":
     """Load a model folder, ready to use: a `Translator` (several folders form an ensemble), a `Generator`, or whatever
-    its task provides. `parts`: folders of custom components that it needs; naming them lets their code run.
+    its task provides. `expect`: the type it must be, for type checkers and for a clear error if it is another. `parts`:
+    folders of custom components that it needs; naming them lets their code run.
 
-    heedful.load("runs/my-model").translate(["Hello."])[0].text
+    >>> translator = heedful.load("runs/my-model", expect=heedful.Translator)
+    >>> translator
+    <Translator: 30,656 parameters, vocabulary 271, on cpu>
+    >>> heedful.load("runs/book", expect=heedful.Translator)
+    Traceback (most recent call last):
+    ValueError: runs/book holds a Generator, not a Translator
     """
     from pathlib import Path
 
@@ -31,7 +70,10 @@ def load(
     for name in [parts] if isinstance(parts, str | Path) else parts:
         own_parts.use(str(name))
     task = parse(TaskConfig, read_config(Path(folder)).get("task") or "translation")
-    return task.open(Path(folder), *(Path(other) for other in others), **options)
+    found = task.open(Path(folder), *(Path(other) for other in others), **options)
+    if expect is not None and not isinstance(found, expect):
+        raise ValueError(f"{folder} holds a {type(found).__name__}, not a {expect.__name__}")
+    return found
 
 
 def train(
@@ -48,7 +90,10 @@ def train(
     """Train on a file, as `heedful train` does, and return what `load` gives. If `out` holds an interrupted training of
     the same recipe, it is resumed.
 
-    heedful.train("pairs.tsv", out="runs/my-model", changes={"training.steps": 1000}).translate("Hello.").text
+    >>> changes = {"training.steps": 5, "model.width": 16, "tokenizer.vocab": 60}
+    >>> translator = heedful.train("pairs.tsv", out="runs/new", changes=changes)
+    >>> translator.translate("a b").text == heedful.load("runs/new").translate("a b").text
+    True
     """
     import json
     from pathlib import Path
@@ -72,3 +117,42 @@ def train(
     if not result.finished:
         raise KeyboardInterrupt(f"stopped before its end; call it again to resume in {out}")
     return load(out)
+
+
+def inspect(
+    model: "str | Path | Translator",
+    text: str,
+    *,
+    out: "str | Path | None" = None,
+    num_beams: int = 4,
+    target_prefix: str = "",
+) -> "dict[str, Any]":
+    """Translate a text and look inside: tokens, the attention of every head, the candidates of every step. `out`: also
+    write the self-contained HTML page of `heedful inspect`.
+
+    >>> seen = heedful.inspect("runs/my-model", "a b", out="ab.html")
+    >>> sorted(seen["inspected"]["attention"])
+    ['cross', 'decoder', 'encoder']
+    """
+    from pathlib import Path
+
+    from heedful.decoding.runner import Request
+    from heedful.files import write_text
+    from heedful.inspection.details import inspect as look_inside
+    from heedful.translator import Translator
+
+    translator = model if isinstance(model, Translator) else load(model, expect=Translator)
+    data = look_inside(translator, Request(text, target_prefix), num_beams=num_beams)
+    if out is not None:
+        from heedful.serving.page import one_file
+
+        write_text(Path(out), one_file(data))
+    return data
+
+
+def __getattr__(name: str) -> "Any":
+    if name not in _NAMES:
+        raise AttributeError(f"module 'heedful' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_NAMES[name]), name)

@@ -1,7 +1,8 @@
 """A language model at work: prompts in, continuations out.
 
-generator = load("runs/book")
-generator.generate("Once upon")[0].text
+>>> generator = heedful.load("runs/book")
+>>> generator.generate("the quick", do_sample=False, num_beams=1, max_new_tokens=6)[0].text
+' brown'
 """
 
 import math
@@ -98,7 +99,9 @@ class Generator:
         """As many continuations as `num_return_sequences`, the best first; of several prompts, a list of them each.
         Options are those of `GenerationConfig`.
 
-        generator.generate("Once upon a time", temperature=0.7, seed=1)[0].text
+        >>> generator = heedful.load("runs/book")
+        >>> [len(some) for some in generator.generate(["the", "a"], seed=1, n_best=3, max_new_tokens=5)]
+        [3, 3]
         """
         config, others = with_options(config, options)
         if others:

@@ -1,7 +1,8 @@
 """Raw text in, raw text out: a model folder at work.
 
-translator = load("runs/my-model")
-translator.translate(["Hello."])[0].text
+>>> translator = heedful.load("runs/my-model")
+>>> translator.translate("a b c").text
+'c b a'
 """
 
 import json
@@ -106,7 +107,11 @@ class Translator:
         """One text gives one translation, several give a list. Options are those of `GenerationConfig` (`num_beams=5`,
         or `beam_size=5`) and of `write`.
 
-        translator.translate("Good morning.", beam_size=5, alignment=True).text
+        >>> translator = heedful.load("runs/my-model")
+        >>> [one.text for one in translator.translate(["a b", "a b c"], num_beams=2)]
+        ['b a', 'c b a']
+        >>> len(translator.translate("a b c", n_best=3).alternatives)
+        2
         """
         config, others = with_options(config or GenerationConfig(), options)
         found = self.translate_all([texts] if isinstance(texts, str | Request) else texts, config, **others)

@@ -23,10 +23,10 @@ from libretranslatepy import LibreTranslateAPI
 from openai import OpenAI
 
 from heedful.inspection.attention import look
+from heedful.inspection.details import _confidence
 from heedful.serving.context import Options
 from heedful.serving.libretranslate import split_tags
 from heedful.serving.models import EngineSettings, _example
-from heedful.serving.own import _confidence
 from heedful.text.tokenizer import TokenizerConfig, train_tokenizer
 from heedful.translator import Translation, load
 from tests.serving.running import running, small_models

@@ -132,29 +132,15 @@ def inspect(
     import json
 
     try:
-        from heedful.serving.own import inspected, parts_of, told
         from heedful.serving.page import one_file
     except ModuleNotFoundError as error:
         raise ValueError(f"the page needs {error.name}: pip install 'heedful[serve]'") from None
-    from heedful.decoding.generation import GenerationConfig
     from heedful.decoding.runner import Request
     from heedful.files import write_text
+    from heedful.inspection.details import inspect as look_inside
     from heedful.translator import load
 
-    translator = load(model)
-    if not text.strip():
-        raise ValueError("the text is empty")
-    config = GenerationConfig(num_beams=num_beams, num_return_sequences=num_beams)
-    has = translator.aligner is not None
-    wanted = Request(text, target_prefix)
-    first, *others = parts_of(translator, wanted)
-    (found,) = translator.translate([wanted], config, alignment=has, history=True)
-    shown = translator.translate([Request(first, target_prefix)], config, history=True)[0] if others else found
-    data = {
-        "text": text,
-        "translation": told(translator, text, found),
-        "inspected": inspected(translator, first, shown, parts=1 + len(others)),
-    }
+    data = look_inside(load(model), Request(text, target_prefix), num_beams=num_beams)
     if as_json:
         print(json.dumps(data, ensure_ascii=False))
         return

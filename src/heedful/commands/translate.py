@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.commands.options import Parts
+from heedful.commands.options import Parts, generation_options
 
 if TYPE_CHECKING:
     from heedful.decoding.runner import Request
@@ -19,6 +19,7 @@ FORMATS = ("plain", "nbest", "jsonl", "pharaoh", "words")
 READ_AHEAD = 512  # lines read before translating; on a terminal, each line is translated at once
 
 
+@generation_options()
 def translate(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="A model folder; several make an ensemble.")],
     source: Annotated[str, typer.Option("--input", "-i", help="File to translate; - = standard input.")] = "-",
@@ -32,29 +33,6 @@ def translate(
     input_format: Annotated[
         str, typer.Option(help="plain or jsonl. Default: jsonl for a file named .jsonl, plain otherwise.")
     ] = "",
-    num_beams: Annotated[int, typer.Option("--num-beams", "--beam-size", "-b", help="1 = greedy.")] = 4,
-    num_return_sequences: Annotated[
-        int, typer.Option("--num-return-sequences", "--n-best", "-n", help="Translations per line.")
-    ] = 1,
-    length_penalty: Annotated[float, typer.Option(help="Score = sum / length^this. 1 = average, 0 = sum.")] = 1.0,
-    alpha: Annotated[float, typer.Option(help="Score = sum / ((5 + length) / 6)^this (Wu et al. 2016).")] = 0.0,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "--max-length", help="0 = by source length.")] = 0,
-    min_new_tokens: Annotated[int, typer.Option("--min-new-tokens", "--min-length", help="Minimum length.")] = 0,
-    no_repeat_ngram_size: Annotated[int, typer.Option(help="No n-gram of this size twice; 0 = off.")] = 0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: less repetition.")] = 1.0,
-    do_sample: Annotated[bool, typer.Option("--do-sample", help="Sample instead of beam search.")] = False,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; higher = more random.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 = all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Sample from the top tokens with total probability p.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Drop tokens less likely than p times the best one.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Random seed of the samples.")] = None,
-    num_beam_groups: Annotated[
-        int, typer.Option(help="Diverse beam search: groups of beams that avoid each other's tokens.")
-    ] = 1,
-    diversity_penalty: Annotated[float, typer.Option(help="Strength of the diversity; about 0.5.")] = 0.0,
-    stop_strings: Annotated[
-        list[str] | None, typer.Option("--stop-strings", "--stop", help="Stop before this string.")
-    ] = None,
     banned: Annotated[list[str] | None, typer.Option("--banned", help="Phrase that must not occur.")] = None,
     required: Annotated[
         list[str] | None, typer.Option("--required", help="Phrase that must occur in every line.")
@@ -76,6 +54,8 @@ def translate(
     mbr: Annotated[int, typer.Option(min=0, help="Minimum Bayes risk: draw so many samples, pick the consensus.")] = 0,
     quantize: Annotated[str, typer.Option(help="int8: a quarter of the memory for weights; CPU only.")] = "",
     parts: Parts = None,
+    *,
+    generation: dict[str, Any],
 ) -> None:
     """Translate text line by line: one output line per input line, in the same order.
 
@@ -99,9 +79,8 @@ def translate(
 
     if form not in FORMATS:
         raise ValueError(f"format {form!r} is not one of {', '.join(FORMATS)}")
-    given = {**locals(), "stop_strings": stop_strings or []}
-    config = parse(GenerationConfig, {name: given[name] for name in GenerationConfig.model_fields if name in given})
-    if mbr and (required or history or alignment or num_beam_groups > 1 or form in ("pharaoh", "words")):
+    config = parse(GenerationConfig, generation)
+    if mbr and (required or history or alignment or config.num_beam_groups > 1 or form in ("pharaoh", "words")):
         raise ValueError("--mbr chooses among samples; leave out --required, --history, --num-beam-groups, alignments")
     if source != "-" and output != "-" and Path(source).resolve() == Path(output).resolve():
         raise ValueError("the input would be overwritten; give --output another name")

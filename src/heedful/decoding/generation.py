@@ -1,4 +1,4 @@
-"""How to write: the settings of a search, by Hugging Face's names."""
+"""How to decode: the settings of a search, by Hugging Face's names."""
 
 from typing import Any, Literal
 
@@ -8,42 +8,36 @@ from heedful.config import Config, Size, parse
 
 
 class GenerationConfig(Config):
-    """Beam search unless `num_beams` is 1 (greedy) or `do_sample` is set.
+    """Beam search unless `num_beams` is 1 (greedy) or `do_sample` is set. The descriptions are the help texts of the
+    command line, too."""
 
-    num_return_sequences    how many hypotheses of each sentence to give back, the best first
-    length_penalty          ranked by log-probability / length^length_penalty; 1 = the average, 0 = the sum
-    alpha                   the same by ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14)
-    max_new_tokens          0 = from the length of the source
-    early_stopping          never = go on until no live hypothesis can beat the worst kept one, which is exact;
-                            true = stop at `num_beams` finished ones
-    no_repeat_ngram_size    no run of so many tokens twice; 0 = off
-    repetition_penalty      above 1: tokens already written are less likely (Keskar et al. 2019)
-    num_beam_groups         so many groups of beams, each of which shuns what those before it say at the same place
-    diversity_penalty       how much: log-probability lost for each beam that has just written the token
-                            (Vijayakumar et al. 2018)
-    stop_strings            the text ends where one of these begins
-    renormalize_logits      share out among the others what the rules took from some (as CTranslate2 does)
-    """
-
-    num_beams: Size = 4
-    num_return_sequences: Size = 1
-    length_penalty: float = 1.0
-    alpha: float = 0.0
-    max_new_tokens: int = Field(0, ge=0)
-    min_new_tokens: int = Field(0, ge=0)
-    early_stopping: Literal["never", True] = "never"
-    no_repeat_ngram_size: int = Field(0, ge=0)
-    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
-    num_beam_groups: Size = 1
-    diversity_penalty: float = Field(0.0, ge=0)
-    stop_strings: tuple[str, ...] = ()
-    renormalize_logits: bool = False
-    do_sample: bool = False
-    temperature: float = Field(1.0, ge=0.001)
-    top_k: int = Field(0, ge=0)
-    top_p: float = Field(1.0, ge=1e-6, le=1)
-    min_p: float = Field(0.0, ge=0, lt=1)
-    seed: int | None = None
+    num_beams: Size = Field(4, description="Beam size; 1 = greedy.")
+    num_return_sequences: Size = Field(1, description="How many texts to return, the best first.")
+    length_penalty: float = Field(1.0, description="Score = sum / length^this. 1 = average, 0 = sum.")
+    alpha: float = Field(0.0, description="Score = sum / ((5 + length) / 6)^this (Wu et al. 2016, equation 14).")
+    max_new_tokens: int = Field(0, ge=0, description="Maximum number of new tokens; 0 = by source length, or 200.")
+    min_new_tokens: int = Field(0, ge=0, description="Minimum number of new tokens.")
+    early_stopping: Literal["never", True] = Field(
+        "never", description="Stop at num_beams finished texts. Default: when no other can win, which is exact."
+    )
+    no_repeat_ngram_size: int = Field(0, ge=0, description="No n-gram of this size twice; 0 = off.")
+    repetition_penalty: float = Field(
+        1.0, ge=0.01, le=100, description="Above 1: less repetition (Keskar et al. 2019)."
+    )
+    num_beam_groups: Size = Field(
+        1, description="Diverse beam search: groups of beams that avoid each other's tokens (Vijayakumar et al. 2018)."
+    )
+    diversity_penalty: float = Field(0.0, ge=0, description="Strength of the diversity; about 0.5.")
+    stop_strings: tuple[str, ...] = Field((), description="Stop before this string; may be given several times.")
+    renormalize_logits: bool = Field(
+        False, description="Renormalise probabilities after banning tokens, as CTranslate2 does."
+    )
+    do_sample: bool = Field(False, description="Sample instead of beam search.")
+    temperature: float = Field(1.0, ge=0.001, description="Sampling temperature; higher = more random.")
+    top_k: int = Field(0, ge=0, description="Sample from the k most likely tokens; 0 = all.")
+    top_p: float = Field(1.0, ge=1e-6, le=1, description="Sample from the top tokens with total probability p.")
+    min_p: float = Field(0.0, ge=0, lt=1, description="Drop tokens less likely than p times the best one.")
+    seed: int | None = Field(None, description="Random seed of the samples.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "GenerationConfig":

@@ -1,35 +1,27 @@
 """Heedful's own API: everything a translation can carry, and what the model looked at."""
 
-import math
 from dataclasses import replace
 from typing import Annotated, Any
 
-import torch
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from heedful.decoding.beam import History
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.runner import Request as Text
-from heedful.inspection.attention import look, stacked
-from heedful.model.multihead import CrossAttention, SelfAttention
-from heedful.model.record import recorded
+from heedful.inspection.details import MOST_TOKENS, described, inspected, look_ahead, parts_of
+from heedful.model.multihead import CrossAttention
 from heedful.serving.context import Context, clean
 from heedful.serving.engine import Settings
 from heedful.serving.libretranslate import REFUSALS
 from heedful.serving.limits import RefusedError, bearer
 from heedful.serving.models import Translating, Writing
-from heedful.text.tokenizer import Tokenizer
-from heedful.text.words import words
-from heedful.translator import Translation, Translator
 
 Phrase = Annotated[str, Field(max_length=200)]
 Phrases = Annotated[list[Phrase], Field(max_length=20)]
 NO_MODEL: dict[int | str, dict[str, Any]] = {**REFUSALS, 404: {"description": "There is no such model."}}
 MOST_INSPECTED = 2_000  # characters
-MOST_TOKENS = 256  # weights grow with the square
 
 
 class Body(BaseModel):
@@ -120,7 +112,10 @@ def routes(context: Context) -> APIRouter:
         requests = asked.requests(texts)
         found = await context.translate(request, model, requests, settings) if texts else []
         both = zip(requests, found, strict=True)
-        return {"model": model.name, "translations": [told(model.translator, one.text, other) for one, other in both]}
+        return {
+            "model": model.name,
+            "translations": [described(model.translator, one.text, other) for one, other in both],
+        }
 
     @router.post("/inspect", responses=NO_MODEL)
     async def inspect(asked: Inspected, request: Request) -> dict[str, Any]:
@@ -145,7 +140,7 @@ def routes(context: Context) -> APIRouter:
         """What a language model would write next, and what each of its heads looks at."""
         context.keys.check(bearer(request.headers))
         writing = _writing(context, asked.model)
-        return await run_in_threadpool(_next, writing, clean(asked.text), asked.top)
+        return await run_in_threadpool(look_ahead, writing.generator, clean(asked.text), asked.top)
 
     return router
 
@@ -155,11 +150,6 @@ def _request(text: str, prefix: str, required: list[str], banned: list[str]) -> 
         return Text(clean(text), clean(prefix), [clean(one) for one in required], [clean(one) for one in banned])
     except ValueError as error:
         raise RefusedError(400, str(error)) from None
-
-
-def parts_of(translator: Translator, request: Text) -> list[str]:
-    """The parts in which a request is translated; sentences stay together where something must be written."""
-    return translator.parts(request.text, split=False if request.prefix or request.required else None)
 
 
 def _described(model: Translating | Writing) -> dict[str, Any]:
@@ -190,110 +180,3 @@ def _writing(context: Context, name: str) -> Writing:
         if not name or model.name == name:
             return model
     raise RefusedError(404, f"there is no language model {name!r}" if name else "no language model is loaded")
-
-
-def told(translator: Translator, text: str, found: Translation) -> dict[str, Any]:
-    return {
-        "source_words": words(text),
-        "text": found.text,
-        "score": found.score,
-        "tokens": tokens_of(translator.target, found.tokens),
-        "token_log_probs": found.token_log_probs,
-        "words": _confidence(translator.target, found),
-        "alignment": found.alignment,
-        "alternatives": [{"text": one.text, "score": one.score} for one in found.alternatives],
-        "warnings": found.warnings,
-    }
-
-
-def _confidence(tokenizer: Tokenizer, found: Translation) -> list[dict[str, Any]]:
-    """Each word with the probability of its least likely token: a chain is as sure as its weakest link."""
-    sure: list[float] = []  # for each character but spaces
-    group: list[int] = []  # tokens that make up whole characters
-    worst = 1.0
-    for token, log_prob in zip(found.tokens, found.token_log_probs, strict=False):
-        group, worst = [*group, token], min(worst, math.exp(log_prob))
-        (text,) = tokenizer.decode([group])
-        if "\ufffd" not in text or len(group) >= 4:
-            sure += [worst] * len("".join(text.split()))
-            group, worst = [], 1.0
-    shown, place = [], 0
-    for word in words(found.text):
-        probability = min(sure[place : place + len(word)], default=1.0)
-        shown.append({"text": word, "probability": probability})
-        place += len(word)
-    return shown
-
-
-def tokens_of(tokenizer: Tokenizer, tokens: list[int]) -> list[dict[str, Any]]:
-    texts = tokenizer.decode([[token] for token in tokens])
-    return [{"id": token, "text": text or tokenizer.token(token)} for token, text in zip(tokens, texts, strict=True)]
-
-
-def inspected(translator: Translator, text: str, found: Translation, *, parts: int = 1) -> dict[str, Any]:
-    """Everything to be seen of one translation. Weights are rounded to three places; they are what the model used.
-
-    `text` and `found` are one pass through the model: the first of so many parts, if the text was too long for one.
-    """
-    seen = look(translator, text, found.tokens)
-    source = translator.source.encode([text.strip()])[0]
-    return {
-        "part": {"number": 1, "count": parts, "text": text.strip()},
-        "source": tokens_of(translator.source, source),
-        "target": tokens_of(translator.target, found.tokens),
-        "translation": found.text,
-        "score": found.score,
-        "token_log_probs": found.token_log_probs,
-        "attention": {
-            kind: {"queries": queries, "keys": keys, "weights": _rounded(weights)}
-            for kind in seen.kinds()
-            for weights, queries, keys in [seen.of(kind)]
-        },
-        "aligner": None if translator.aligner is None else [translator.aligner.layer, translator.aligner.head],
-        "history": _history(translator.target, found.history or []),
-    }
-
-
-def _history(tokenizer: Tokenizer, history: History) -> list[list[dict[str, Any]]]:
-    return [
-        [
-            {
-                "parent": one.parent,
-                "token": one.token,
-                "text": "</s>" if one.token == tokenizer.eos else tokenizer.decode([[one.token]])[0],
-                "log_prob": one.log_prob,
-                "score": one.score,
-                "beam": one.beam,
-                "ended": one.ended,
-            }
-            for one in step
-        ]
-        for step in history
-    ]
-
-
-def _rounded(weights: torch.Tensor) -> list[Any]:
-    found: list[Any] = weights.double().numpy().round(3).tolist()
-    return found
-
-
-@torch.inference_mode()
-def _next(writing: Writing, text: str, top: int) -> dict[str, Any]:
-
-    generator = writing.generator
-    tokens = (generator.tokenizer.encode([text])[0] or [generator.tokenizer.start])[
-        -min(MOST_TOKENS, generator.limit or MOST_TOKENS) :
-    ]
-    with recorded(generator.model, SelfAttention) as attentions:
-        logits = generator.model(torch.tensor([tokens], device=generator.device))[0, -1].float()
-    values, places = logits.softmax(-1).topk(min(top, len(logits)))
-    weights = stacked(attentions)
-    shown = [one["text"] for one in tokens_of(generator.tokenizer, tokens)]
-    return {
-        "tokens": tokens_of(generator.tokenizer, tokens),
-        "next": [
-            {**one, "probability": value}
-            for one, value in zip(tokens_of(generator.tokenizer, places.tolist()), values.tolist(), strict=True)
-        ],
-        "attention": {"queries": shown, "keys": shown, "weights": _rounded(weights)},
-    }

@@ -1,0 +1,146 @@
+"""Everything there is to see of one translation, as plain data: what the page draws and the API sends."""
+
+import math
+from typing import Any
+
+import torch
+
+from heedful.decoding.beam import History
+from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.runner import Request
+from heedful.generator import Generator
+from heedful.inspection.attention import look, stacked
+from heedful.model.multihead import SelfAttention
+from heedful.model.record import recorded
+from heedful.text.tokenizer import Tokenizer
+from heedful.text.words import words
+from heedful.translator import Translation, Translator
+
+MOST_TOKENS = 256  # weights grow with the square
+
+
+def inspect(translator: Translator, request: Request, *, num_beams: int = 4) -> dict[str, Any]:
+    """Translate a text and look inside. Of a text that is translated in parts, the inside shown is the first part's."""
+    if not request.text.strip():
+        raise ValueError("the text is empty")
+    config = GenerationConfig(num_beams=num_beams, num_return_sequences=num_beams)
+    first, *others = parts_of(translator, request)
+    has = translator.aligner is not None
+    found = translator.translate(request, config, alignment=has, history=True)
+    shown = translator.translate(Request(first, request.prefix), config, history=True) if others else found
+    return {
+        "text": request.text,
+        "translation": described(translator, request.text, found),
+        "inspected": inspected(translator, first, shown, parts=1 + len(others)),
+    }
+
+
+def parts_of(translator: Translator, request: Request) -> list[str]:
+    """The parts in which a request is translated; sentences stay together where something must be written."""
+    return translator.parts(request.text, split=False if request.prefix or request.required else None)
+
+
+def described(translator: Translator, text: str, found: Translation) -> dict[str, Any]:
+    return {
+        "source_words": words(text),
+        "text": found.text,
+        "score": found.score,
+        "tokens": tokens_of(translator.target, found.tokens),
+        "token_log_probs": found.token_log_probs,
+        "words": _confidence(translator.target, found),
+        "alignment": found.alignment,
+        "alternatives": [{"text": one.text, "score": one.score} for one in found.alternatives],
+        "warnings": found.warnings,
+    }
+
+
+def inspected(translator: Translator, text: str, found: Translation, *, parts: int = 1) -> dict[str, Any]:
+    """Everything to be seen of one translation. Weights are rounded to three places; they are what the model used.
+
+    `text` and `found` are one pass through the model: the first of so many parts, if the text was too long for one.
+    """
+    seen = look(translator, text, found.tokens)
+    source = translator.source.encode([text.strip()])[0]
+    return {
+        "part": {"number": 1, "count": parts, "text": text.strip()},
+        "source": tokens_of(translator.source, source),
+        "target": tokens_of(translator.target, found.tokens),
+        "translation": found.text,
+        "score": found.score,
+        "token_log_probs": found.token_log_probs,
+        "attention": {
+            kind: {"queries": queries, "keys": keys, "weights": _rounded(weights)}
+            for kind in seen.kinds()
+            for weights, queries, keys in [seen.of(kind)]
+        },
+        "aligner": None if translator.aligner is None else [translator.aligner.layer, translator.aligner.head],
+        "history": _history(translator.target, found.history or []),
+    }
+
+
+@torch.inference_mode()
+def look_ahead(generator: Generator, text: str, top: int) -> dict[str, Any]:
+    """What a language model would write next, and what each of its heads looks at."""
+    tokens = (generator.tokenizer.encode([text])[0] or [generator.tokenizer.start])[
+        -min(MOST_TOKENS, generator.limit or MOST_TOKENS) :
+    ]
+    with recorded(generator.model, SelfAttention) as attentions:
+        logits = generator.model(torch.tensor([tokens], device=generator.device))[0, -1].float()
+    values, places = logits.softmax(-1).topk(min(top, len(logits)))
+    weights = stacked(attentions)
+    shown = [one["text"] for one in tokens_of(generator.tokenizer, tokens)]
+    return {
+        "tokens": tokens_of(generator.tokenizer, tokens),
+        "next": [
+            {**one, "probability": value}
+            for one, value in zip(tokens_of(generator.tokenizer, places.tolist()), values.tolist(), strict=True)
+        ],
+        "attention": {"queries": shown, "keys": shown, "weights": _rounded(weights)},
+    }
+
+
+def tokens_of(tokenizer: Tokenizer, tokens: list[int]) -> list[dict[str, Any]]:
+    texts = tokenizer.decode([[token] for token in tokens])
+    return [{"id": token, "text": text or tokenizer.token(token)} for token, text in zip(tokens, texts, strict=True)]
+
+
+def _confidence(tokenizer: Tokenizer, found: Translation) -> list[dict[str, Any]]:
+    """Each word with the probability of its least likely token: a chain is as sure as its weakest link."""
+    sure: list[float] = []  # for each character but spaces
+    group: list[int] = []  # tokens that make up whole characters
+    worst = 1.0
+    for token, log_prob in zip(found.tokens, found.token_log_probs, strict=False):
+        group, worst = [*group, token], min(worst, math.exp(log_prob))
+        (text,) = tokenizer.decode([group])
+        if "\ufffd" not in text or len(group) >= 4:
+            sure += [worst] * len("".join(text.split()))
+            group, worst = [], 1.0
+    shown, place = [], 0
+    for word in words(found.text):
+        probability = min(sure[place : place + len(word)], default=1.0)
+        shown.append({"text": word, "probability": probability})
+        place += len(word)
+    return shown
+
+
+def _history(tokenizer: Tokenizer, history: History) -> list[list[dict[str, Any]]]:
+    return [
+        [
+            {
+                "parent": one.parent,
+                "token": one.token,
+                "text": "</s>" if one.token == tokenizer.eos else tokenizer.decode([[one.token]])[0],
+                "log_prob": one.log_prob,
+                "score": one.score,
+                "beam": one.beam,
+                "ended": one.ended,
+            }
+            for one in step
+        ]
+        for step in history
+    ]
+
+
+def _rounded(weights: torch.Tensor) -> list[Any]:
+    found: list[Any] = weights.double().numpy().round(3).tolist()
+    return found
