@@ -8,7 +8,7 @@ demo: .venv/ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh $(if $(TO),runs/demo-$(TO) $(TO))
 
 test: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(if $(CI),--cov=heedful --cov-report=term:skip-covered)
 
 # The model and its training once more, without our kernels: what runs where there is no C compiler.
 test-plain: .venv/ready

@@ -8,9 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import heedful
 from heedful import generator, translator
+from heedful.inspection.details import position_picture
+from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
+from heedful.model.create import create
 from tests.corpora import pairs
 
 ROOT = Path(__file__).parents[1]
@@ -51,6 +55,22 @@ def test_inspect_writes_the_page_and_returns_its_data(place):
         heedful.inspect("runs/my-model", " ")
     with pytest.raises(ValueError, match="holds a Generator, not a Translator"):
         heedful.inspect("runs/book", "the")
+
+
+@pytest.mark.parametrize(
+    ("position", "acts"),
+    [("sinusoidal", "embedding"), ("rotary", "rotation"), ("alibi", "bias"), ("relative_bias", "bias"), ("none", None)],
+)
+def test_the_picture_of_positions_is_that_of_the_model(position, acts):
+    stack = {"layers": 1, "position": position, "attention": {"heads": 2}, "feedforward": {"hidden": 8}}
+    model = create(EncoderDecoderConfig(vocab=11, width=8, encoder=stack, decoder=stack))
+    seen = position_picture(model, 5)
+    assert (seen["kind"], seen["acts"]) == (position, acts)
+    rows = torch.tensor(seen["rows"])
+    if position == "sinusoidal":
+        assert torch.allclose(rows[:, 0], torch.arange(24).sin(), atol=2e-3)
+    if position == "alibi":
+        assert torch.allclose(rows, -(torch.arange(24)[:, None] - torch.arange(24)).abs() / 16, atol=2e-3)
 
 
 def test_type_checkers_know_what_load_returns(tmp_path):

@@ -1,6 +1,7 @@
 """Every command and snippet of the documentation works as it is written, and the reference is that of the code."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -56,6 +57,21 @@ def test_snippets_print_what_stands_below_them(page, place, monkeypatch):
     monkeypatch.chdir(place)
     text = (DOCS / page).read_text(encoding="utf-8")
     assert module("fill").fill(text) == text
+
+
+def test_the_notebook_runs_and_prints_what_stands_below_its_cells(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict[str, object] = {"__name__": "notebook"}
+    compared = 0
+    for cell in json.loads((DOCS / "heedful.ipynb").read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            printed = module("fill").run("".join(cell["source"]), names)
+            for output in cell["outputs"]:
+                assert printed == "".join(output["text"])
+                compared += 1
+    assert compared >= 5 and (tmp_path / "cat.html").exists()
 
 
 @pytest.mark.parametrize("page", [page.name.removesuffix(".zh.md") for page in PAGES if page.name.endswith(".zh.md")])

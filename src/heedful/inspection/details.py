@@ -10,13 +10,16 @@ from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.runner import Request
 from heedful.generator import Generator
 from heedful.inspection.attention import look, stacked
+from heedful.model.architecture import Model
 from heedful.model.multihead import SelfAttention
+from heedful.model.position import Position
 from heedful.model.record import recorded
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.words import words
 from heedful.translator import Translation, Translator
 
 MOST_TOKENS = 256  # weights grow with the square
+SHOWN_PLACES, SHOWN_COLUMNS = 24, 128  # of a picture of positions
 
 
 def inspect(translator: Translator, request: Request, *, num_beams: int = 4) -> dict[str, Any]:
@@ -75,7 +78,29 @@ def inspected(translator: Translator, text: str, found: Translation, *, parts: i
         },
         "aligner": None if translator.aligner is None else [translator.aligner.layer, translator.aligner.head],
         "history": _history(translator.target, found.history or []),
+        "positions": position_picture(translator.models[0], len(source) + 1),
     }
+
+
+def position_picture(model: Model, length: int) -> dict[str, Any]:
+    """How the encoder's position scheme tells `length` places apart: `kind`, where it acts (`embedding`, `rotation`,
+    `bias`, or None where it has no picture) and the numbers, a row per place."""
+    position = getattr(getattr(model, "encoder", None), "position", None)
+    if not isinstance(position, Position):
+        return {"kind": None, "acts": None, "rows": []}
+    kind = type(position).__module__.rpartition(".")[2]
+    count = min(max(length, SHOWN_PLACES), position.limit or SHOWN_PLACES)
+    places = torch.arange(count, device=model.device)[None]
+    with torch.inference_mode():
+        added = position.embed(torch.zeros(1, count, model.config.width, device=model.device), places)
+        rotation, bias = position.rotation(places), position.bias(places, places)
+    if bool(added.any()):
+        return {"kind": kind, "acts": "embedding", "rows": _rounded(added[0, :, :SHOWN_COLUMNS].float())}
+    if rotation is not None:
+        return {"kind": kind, "acts": "rotation", "rows": _rounded(rotation[0][0, 0].float())}
+    if bias is not None:
+        return {"kind": kind, "acts": "bias", "rows": _rounded(bias[0, 0].float())}
+    return {"kind": kind, "acts": None, "rows": []}
 
 
 @torch.inference_mode()

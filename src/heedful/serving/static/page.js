@@ -26,7 +26,10 @@ const WORDS = {
     attention: "Attention", steps: "Steps", positions: "Positions", cross: "target to source", encoder: "source to source",
     decoder: "target to target", own: "text to text",
     stepHint: "The most likely next tokens at each step. Choose one to force it; the model continues from there.",
-    positionHint: "The sinusoids that tell positions apart: one row per token, one column per dimension.",
+    embeddingHint: "{}: what the encoder adds to the embeddings, one row per place, one column per dimension.",
+    rotationHint: "{}: the cosine of the angle by which queries and keys are rotated, one row per place, one column per dimension.",
+    biasHint: "{}: what is added to the first head's scores, one row per query, one column per key.",
+    noPositionHint: "This model's encoder has no position encoding to draw ({}).",
     forced: "Forced", free: "Let the model choose", looks: "attends to", sourceTokens: "Source", targetTokens: "Target",
     probability: "probability", step: "step", noWeights: "This model's attention has no weights to show.",
     copy: "Copy", copied: "Copied", notCopied: "The browser does not allow copying", share: "Copy link", api: "API",
@@ -46,7 +49,10 @@ const WORDS = {
     tree: "束搜索树", tokens: "词元", attention: "注意力", steps: "步骤", positions: "位置", cross: "译文看原文",
     encoder: "原文看原文", decoder: "译文看译文", own: "文本看文本",
     stepHint: "每一步最可能的词元。选择一个，模型就从那里继续。",
-    positionHint: "用来区分各个位置的波：每个词元一行，每个维度一列。",
+    embeddingHint: "{}：编码器加到词嵌入上的数值，每个位置一行，每个维度一列。",
+    rotationHint: "{}：查询和键旋转角度的余弦，每个位置一行，每个维度一列。",
+    biasHint: "{}：加到第一个头的分数上的偏置，每个查询一行，每个键一列。",
+    noPositionHint: "该模型的编码器没有可画的位置编码（{}）。",
     forced: "已指定", free: "让模型自由选择", looks: "关注", sourceTokens: "原文", targetTokens: "译文", probability: "概率", step: "步",
     noWeights: "这个模型的注意力没有可以显示的权重。",
     copy: "复制", copied: "已复制", notCopied: "浏览器不允许复制", share: "复制链接", api: "API", linkCopied: "链接已复制",
@@ -468,18 +474,19 @@ function drawTree(path) {
 }
 
 function showPositions() {
-  const rows = state.data.source.length + 1, columns = 128, size = 7, canvas = $("waves"), pen = canvas.getContext("2d");
-  canvas.width = columns * size;
-  canvas.height = Math.max(rows, 24) * size;
-  for (let position = 0; position < Math.max(rows, 24); position++) {
-    for (let column = 0; column < columns; column++) {
-      const angle = position / Math.pow(10000, (2 * Math.floor(column / 2)) / columns);
-      const wave = column % 2 ? Math.cos(angle) : Math.sin(angle);
-      pen.fillStyle = colour((wave + 1) / 2);
-      pen.fillRect(column * size, position * size, size, size);
-    }
-  }
-  canvas.setAttribute("aria-label", say("positionHint"));
+  const { kind, acts, rows } = state.data.positions, size = 7, canvas = $("waves"), pen = canvas.getContext("2d");
+  const hint = (acts ? say(acts + "Hint") : say("noPositionHint")).replace("{}", kind || "–");
+  $("positionHint").textContent = hint;
+  canvas.hidden = !acts;
+  if (!acts) return;
+  const all = rows.flat(), low = Math.min(...all), high = Math.max(...all);
+  canvas.width = rows[0].length * size;
+  canvas.height = rows.length * size;
+  rows.forEach((row, y) => row.forEach((value, x) => {
+    pen.fillStyle = colour(high > low ? (value - low) / (high - low) : 0);
+    pen.fillRect(x * size, y * size, size, size);
+  }));
+  canvas.setAttribute("aria-label", hint);
 }
 
 // --- language models
