@@ -8,7 +8,7 @@ import torch
 
 from heedful.model.position.rotary import RotaryConfig
 from heedful.training.parallel import World
-from heedful.training.plan import parse_budget, readable_words
+from heedful.training.plan import Budget, parse_budget, readable_words
 from heedful.training.recipe import TrainingConfig, differences, merge, read_recipe, recipes
 from heedful.training.schedule import learning_rate
 
@@ -167,8 +167,8 @@ def test_smoothed_loss_is_its_formula():
 
 def test_a_short_budget_reads_fewer_words_and_wants_a_smaller_vocabulary():
     world = World(device=torch.device("cpu"))
-    assert readable_words("5000steps", "tiny", world) == 0
-    short, long = readable_words("1m", "tiny", world), readable_words("64m", "tiny", world)
+    assert readable_words(Budget("5000steps"), "tiny", world) == 0
+    short, long = readable_words(Budget("1m"), "tiny", world), readable_words(Budget("64m"), "tiny", world)
     assert short & (short - 1) == 0 and long > 8 * short
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from heedful import __version__
+from heedful.commands.compare import compare
 from heedful.commands.corpus import corpus
 from heedful.commands.data import data
 from heedful.commands.doctor import doctor
@@ -37,6 +38,7 @@ app.command()(translate)
 app.command()(predict)
 app.command()(evaluate)
 app.command()(score)
+app.command()(compare)
 app.command()(generate)
 app.add_typer(corpus)
 app.add_typer(data)

@@ -37,6 +37,9 @@ def train(
     budget: Annotated[
         str, typer.Option(help="20m, 1h30m, 5000steps, 3epochs, 10Mtokens: plans vocabulary, model, batch and steps.")
     ] = "",
+    keep_model: Annotated[
+        bool, typer.Option("--keep-model", help="With --budget: keep the recipe's model, plan only the steps.")
+    ] = False,
     cache: Annotated[
         Path | None, typer.Option(help="Cache folder of tokenised corpora.", show_default="~/.cache/heedful")
     ] = None,
@@ -90,7 +93,7 @@ def train(
         columns=chosen.task.columns,
         fields=tuple(name.strip() for name in fields.split(",") if name.strip()),
     )
-    result = run(chosen, inputs, out, cache=cache or default_cache(), budget=budget, show=_show)
+    result = run(chosen, inputs, out, cache=cache or default_cache(), budget=budget, keep_model=keep_model, show=_show)
     if result.finished and result.numbers:
         _draw(out)
         if as_json:

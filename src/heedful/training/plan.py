@@ -8,6 +8,7 @@ import math
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -32,14 +33,32 @@ WORK = 0.9  # fraction of the time spent on steps; the rest is validation and sa
 SHARE = 0.3  # fraction of the matrix-product rate that a small model reaches
 
 
-def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, world: World, say: Say) -> Recipe:
-    """The recipe that makes the best use of a budget: `20m`, `2h`, `5000steps`, `3epochs`, `10Mtokens`."""
-    amount, unit = parse_budget(budget)
+@dataclass(frozen=True)
+class Budget:
+    """`text`: 20m, 2h, 5000steps, 3epochs, 10Mtokens; empty = none. `keep_model`: plan the steps, not the model."""
+
+    text: str = ""
+    keep_model: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.text)
+
+    def __str__(self) -> str:
+        return f"{self.text} --keep-model" if self.text and self.keep_model else self.text
+
+    def sizes(self, recipe: Recipe) -> tuple[str, ...]:
+        """The recipes whose models may be chosen."""
+        return () if self.keep_model else recipe.task.sizes
+
+
+def plan(recipe: Recipe, budget: Budget, task: Task, prepared: Prepared, *, world: World, say: Say) -> Recipe:
+    """The recipe that makes the best use of a budget."""
+    amount, unit = parse_budget(budget.text)
     epoch = max(1, sum(prepared.facts["tokens"][-1:]) + prepared.facts["rows"]["train"])
     if unit != "seconds":
         wanted = {"steps": amount, "epochs": amount * epoch, "tokens": amount}[unit]
         return _with_steps(recipe, task, wanted, unit, say)
-    if not recipe.task.sizes:
+    if not budget.sizes(recipe):
         return _with_time(recipe, task, amount, world, say)
     assert isinstance(recipe.training.batch_tokens, int)
     size, candidate, speed = _largest(recipe, task, world, epoch=epoch, seconds=amount * WORK)
@@ -49,33 +68,21 @@ def plan(recipe: Recipe, budget: str, task: Task, prepared: Prepared, *, world: 
     speed = _speed(candidate, task, world)
     tokens = min(speed * amount * WORK, ENOUGH * epoch)
     count = max(50, int(tokens / _tokens_a_step(candidate, task)))
-    every = max(25, count // 16)
-    candidate = _changed(
-        candidate,
-        {
-            "steps": count,
-            "warmup": min(1000, count // 8),
-            "schedule": "linear",
-            "learning_rate": candidate.training.learning_rate or 0.001,
-            "validate_every": every,
-            "save_every": every,
-            "log_every": max(1, count // 100),
-        },
-    )
+    candidate = _paced(candidate, count)
     memory = _in_use() + _memory(candidate, task, world)
     vocab = prepared.tokenizers[-1].vocab
     say(
-        f"plan for {budget}: {size} model, vocabulary {vocab:,}, {count:,} steps of {batch:,} tokens, "
+        f"plan for {budget.text}: {size} model, vocabulary {vocab:,}, {count:,} steps of {batch:,} tokens, "
         f"{tokens / epoch:.1f} epochs at {speed:,.0f} tokens/s, about {tokens / speed / WORK / 60:.0f} minutes "
         f"and {memory / 2**20:,.0f} MiB"
     )
     return candidate
 
 
-def readable_words(budget: str, smallest: str, world: World) -> int:
+def readable_words(budget: Budget, smallest: str, world: World) -> int:
     """Roughly how many words, both sides together, the smallest recipe's model can process here in this time. Rounded
     to a power of two, so that repeated measurements agree. 0: the budget is not a time."""
-    amount, unit = parse_budget(budget)
+    amount, unit = parse_budget(budget.text)
     if unit != "seconds":
         return 0
     model = read_recipe(smallest).model.model_copy(update={"vocab": 8000})
@@ -238,12 +245,29 @@ def _with_steps(recipe: Recipe, task: Task, amount: float, unit: str, say: Say) 
     return _changed(recipe, {"steps": count})
 
 
+def _paced(recipe: Recipe, steps: int) -> Recipe:
+    """So many steps, with a schedule that ends with them."""
+    every = max(25, steps // 16)
+    return _changed(
+        recipe,
+        {
+            "steps": steps,
+            "warmup": min(1000, steps // 8),
+            "schedule": "linear",
+            "learning_rate": recipe.training.learning_rate or 0.001,
+            "validate_every": every,
+            "save_every": every,
+            "log_every": max(1, steps // 100),
+        },
+    )
+
+
 def _with_time(recipe: Recipe, task: Task, seconds: float, world: World, say: Say) -> Recipe:
     speed = _speed(recipe, task, world)
     count = max(1, int(seconds * WORK * speed / _tokens_a_step(recipe, task)))
     memory = (_in_use() + _memory(recipe, task, world)) / 2**20
     say(f"plan: {count:,} steps at {speed:,.0f} tokens/s, about {memory:,.0f} MiB")
-    return _changed(recipe, {"steps": count})
+    return _paced(recipe, count) if recipe.task.sizes else _changed(recipe, {"steps": count})
 
 
 def _trainer(recipe: Recipe, task: Task, world: World) -> Trainer:

@@ -26,7 +26,7 @@ from heedful.training.card import card
 from heedful.training.journal import Journal, read_metrics
 from heedful.training.loop import Trainer
 from heedful.training.parallel import World, join
-from heedful.training.plan import fit_memory, parse_budget, plan, readable_words, with_characters
+from heedful.training.plan import Budget, fit_memory, parse_budget, plan, readable_words, with_characters
 from heedful.training.recipe import Recipe, differences, parse_recipe
 from heedful.training.start import digest_of, take_weights, tokenizers_of
 from heedful.training.step import load_trained
@@ -52,14 +52,17 @@ def train(
     *,
     cache: Path,
     budget: str = "",
+    keep_model: bool = False,
     show: Callable[[Prepared, Recipe], None] = lambda prepared, recipe: None,
 ) -> Result:
-    """Train on the given files by a recipe, into a model folder. `show` is called with the plan before training."""
-    if budget:
+    """Train on the given files by a recipe, into a model folder. `keep_model`: a budget plans the steps only. `show` is
+    called with the plan before training."""
+    limit = Budget(budget, keep_model)
+    if limit:
         parse_budget(budget)
     world = join()
     with locked(out / ".lock", "another training") if world.leads else nullcontext():
-        return _run(recipe, inputs, out, cache, budget, show, world)
+        return _run(recipe, inputs, out, cache, limit, show, world)
 
 
 def _run(
@@ -67,12 +70,12 @@ def _run(
     inputs: Inputs,
     out: Path,
     cache: Path,
-    budget: str,
+    budget: Budget,
     show: Callable[[Prepared, Recipe], None],
     world: World,
 ) -> Result:
     known = _earlier(out)
-    asked = {"recipe": recipe.model_dump(mode="json"), "budget": budget, "data": inputs.digests(cache)}
+    asked = {"recipe": recipe.model_dump(mode="json"), "budget": str(budget), "data": inputs.digests(cache)}
     if recipe.start_from:
         asked["start"] = digest_of(Path(recipe.start_from))
     if world.size > 1 and not recipe.task.adds_up:
@@ -85,7 +88,7 @@ def _run(
     out.mkdir(parents=True, exist_ok=True)
     journal = Journal(out, steps=0, speaks=world.leads)
     report = None
-    if budget and known is None and world.leads and recipe.task.sizes and not recipe.start_from:
+    if budget and known is None and world.leads and budget.sizes(recipe) and not recipe.start_from:
         journal.say("checking the corpus")
         report = look_over(inputs)
         recipe = with_characters(recipe, report, journal.say)
@@ -235,7 +238,7 @@ def _prepare(
     cache: Path,
     world: World,
     journal: Journal,
-    budget: str | None,
+    budget: Budget | None,
     report: Report | None,
 ) -> Prepared:
     """The main process prepares the data; the others then find it in the cache. `budget` None: tokenizers exist."""
@@ -249,8 +252,8 @@ def _prepare(
         given = tokenizers_of(Path(recipe.start_from), texts)
         if recipe.tokenizer.file and Tokenizer.load(Path(recipe.tokenizer.file)).digest() != given[-1].digest():
             raise ValueError("the weights of start_from require its own tokenizer; remove tokenizer.file")
-    elif budget and recipe.task.sizes:
-        words = readable_words(budget, recipe.task.sizes[0], world)
+    elif budget and budget.sizes(recipe):
+        words = readable_words(budget, budget.sizes(recipe)[0], world)
     prepared = prepare(
         inputs,
         recipe.data,
@@ -285,7 +288,7 @@ def _resolve(
     prepared: Prepared,
     task: Task,
     out: Path,
-    budget: str,
+    budget: Budget,
     world: World,
     journal: Journal,
 ) -> Recipe:

@@ -1,0 +1,273 @@
+"""`heedful compare`: several changes of one recipe, trained on the same data with the same seeds and budget."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from heedful.commands.options import Parts
+
+if TYPE_CHECKING:
+    from heedful.training.recipe import Recipe
+
+SURE = 0.05  # a difference counts if chance explains it less often
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    changes: list[str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: its scores, the seconds and the peak memory of its process."""
+
+    seed: int
+    scores: dict[str, float]
+    seconds: float
+    mebibytes: float
+    steps: int
+    parameters: int
+    texts: list[str] = field(default_factory=list, repr=False)  # of a translator, its translations of the test set
+
+
+def compare(
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE... [KEY=VALUE]...", help="Training data, then recipe keys that all share."),
+    ],
+    variants: Annotated[
+        list[str],
+        typer.Option("--variant", "-v", help="NAME: KEY=VALUE KEY=VALUE ... or just KEY=VALUE; may be repeated."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the model folders and of compare.json. Resumes if it exists.")],
+    recipe: Annotated[str, typer.Option(help="The recipe that is changed; by itself it is the baseline.")] = "tiny",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each variant, with seeds 1, 2, ...")] = 3,
+    budget: Annotated[str, typer.Option(help="Training time of each, such as 2m. Default: equal steps.")] = "",
+    valid: Annotated[list[Path] | None, typer.Option(help="Validation data. Default: hold some out.")] = None,
+    test: Annotated[Path | None, typer.Option(help="Test pairs of a translator. Default: hold some out.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    parts: Parts = None,
+) -> None:
+    """Train several variants of one recipe with the same data, seeds and budget, and compare them.
+
+    Each training runs in a process of its own, so time and memory are its own. Translators are scored by BLEU and chrF
+    on the test pairs; other tasks by the metrics of their validation. A difference from the baseline is marked with *
+    if it goes the same way for every seed and a test of significance (paired bootstrap over sentences for BLEU,
+    otherwise a permutation test over seeds) gives p < 0.05. Four seeds are needed for the latter.
+
+    Examples:
+
+      heedful compare pairs.tsv --out runs/mixes -v model.encoder.attention.mix=linear training.steps=2000
+
+      heedful compare pairs.tsv --out runs/depth -v "deep: model.encoder.layers=6 model.decoder.layers=6" --budget 5m
+    """
+    from heedful.training.recipe import read_recipe
+
+    names = [word for word in files if "=" not in word or Path(word).exists()]
+    common = [word for word in files if word not in names]
+    if not names:
+        raise ValueError("no file to train on; give a TSV, JSONL or text file, or two parallel files")
+    every = [Variant("baseline", []), *(_variant(text) for text in variants)]
+    repeated = {one.name for one in every if sum(other.name == one.name for other in every) > 1}
+    if repeated:
+        raise ValueError(f"two variants are called {repeated.pop()!r}; name them: --variant 'NAME: KEY=VALUE'")
+    recipes = [read_recipe(recipe, [*common, *one.changes]) for one in every]  # mistakes are found before any training
+    found: dict[str, list[Run]] = {}
+    for one, chosen in zip(every, recipes, strict=True):
+        for seed in range(1, seeds + 1):
+            folder = out / one.name / f"seed-{seed}"
+            print(f"heedful: {one.name}, seed {seed} of {seeds}", file=sys.stderr, flush=True)
+            command = [
+                *names,
+                "--out",
+                str(folder),
+                "--recipe",
+                recipe,
+                *common,
+                *one.changes,
+                f"seed={seed}",
+                "--json",
+            ]
+            command += [word for path in valid or () for word in ("--valid", str(path))]
+            command += [word for path in [test] if path for word in ("--test", str(path))]
+            command += ["--budget", budget, "--keep-model"] if budget else []
+            command += [word for name in parts or () for word in ("--parts", name)]
+            found.setdefault(one.name, []).append(_scored(_trained(command, folder), folder, chosen, seed, test))
+    result = _summary(found, recipes[0], _references(out / every[0].name / "seed-1", test))
+    _write(out / "compare.json", result)
+    if as_json:
+        print(json.dumps(result, indent=2))
+    elif markdown:
+        print(_markdown(result))
+    else:
+        _print(result)
+
+
+def _variant(text: str) -> Variant:
+    name, colon, rest = text.partition(":")
+    if not colon or "=" in name:
+        name, rest = text.partition("=")[2] or text, text
+    changes = rest.split()
+    wrong = [change for change in changes if "=" not in change]
+    if wrong or not changes or not name.strip():
+        raise ValueError(f"variant {text!r} is not of the form KEY=VALUE or 'NAME: KEY=VALUE KEY=VALUE'")
+    clean = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name.strip()).strip("-.")
+    return Variant(clean or "variant", changes)
+
+
+def _trained(arguments: list[str], folder: Path) -> dict[str, Any]:
+    """Train in a process of its own; what it needed is kept beside it, so that a finished one is not measured again."""
+    kept = folder / "cost.json"
+    if kept.exists():
+        found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        return found
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    with (folder / "train.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "heedful", "train", *arguments], stdout=subprocess.PIPE, stderr=log
+        )
+        assert process.stdout is not None
+        printed = process.stdout.read().decode()
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        last = (folder / "train.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        raise ValueError(f"training {folder} failed: {last[0] if last else 'no message'}; see {folder / 'train.log'}")
+    numbers = json.loads(printed.strip().splitlines()[-1])
+    numbers.pop("folder")
+    scale = 1 if sys.platform == "darwin" else 1024
+    cost = {"scores": numbers, "seconds": time.monotonic() - began, "mebibytes": usage.ru_maxrss * scale / 2**20}
+    _write(kept, cost)
+    return cost
+
+
+def _scored(cost: dict[str, Any], folder: Path, recipe: "Recipe", seed: int, test: Path | None) -> Run:
+    import heedful
+    from heedful.checkpoint import read_config
+    from heedful.evaluation.metrics import score as scored
+    from heedful.evaluation.metrics import tokenization
+
+    use = heedful.load(folder)
+    scores, texts = dict(cost["scores"]), list[str]()
+    if isinstance(use, heedful.Translator):
+        pairs = _pairs(folder, test)
+        references = [target for _, target in pairs]
+        texts = [one.text for one in use.translate([source for source, _ in pairs], split=False)]
+        cut = tokenization(references, language=recipe.data.target_language)
+        each = scored(texts, [references], tokenize=cut.name)
+        scores = {"bleu": each["bleu"].value, "chrf": each["chrf"].value, "loss": scores["loss"]}
+        use.close()
+    model = (use.models[0] if isinstance(use, heedful.Translator) else getattr(use, "model", None)) or None
+    parameters = 0 if model is None else sum(one.numel() for one in model.parameters())
+    steps = int(read_config(folder)["training"]["steps"])
+    return Run(seed, scores, cost["seconds"], cost["mebibytes"], steps, parameters, texts)
+
+
+def _pairs(folder: Path, test: Path | None) -> list[tuple[str, str]]:
+    from heedful.data.corpus import Line, read_pairs
+
+    file = test or folder / "test.tsv"
+    if not file.is_file():
+        raise ValueError("no pairs were held out to test on; give some with --test")
+    return [(line.texts[0], line.texts[1]) for line in read_pairs([file]) if isinstance(line, Line)]
+
+
+def _references(folder: Path, test: Path | None) -> list[str]:
+    return [target for _, target in _pairs(folder, test)] if test or (folder / "test.tsv").is_file() else []
+
+
+def _summary(found: dict[str, list[Run]], recipe: "Recipe", references: list[str]) -> dict[str, Any]:
+    """Mean and spread of each metric, and whether a variant differs from the baseline (the first)."""
+    from heedful.evaluation.compare import permutation_p_value, same_direction
+
+    baseline = next(iter(found.values()))
+    metric = "bleu" if baseline[0].texts else recipe.training.metric
+    rows = {}
+    for name, runs in found.items():
+        values = [run.scores[metric] for run in runs]
+        base = [run.scores[metric] for run in baseline]
+        p_value = None
+        if runs is not baseline:
+            p_value = (
+                _bootstrap(baseline, runs, references, recipe.data.target_language)
+                if runs[0].texts
+                else permutation_p_value(base, values)
+            )
+        rows[name] = {
+            "scores": {key: _mean_and_spread([run.scores[key] for run in runs]) for key in runs[0].scores},
+            "p_value": p_value,
+            "differs": p_value is not None and p_value < SURE and same_direction(base, values),
+            "seconds": _mean_and_spread([run.seconds for run in runs])[0],
+            "mebibytes": max(run.mebibytes for run in runs),
+            "steps": runs[0].steps,
+            "parameters": runs[0].parameters,
+            "runs": [{key: value for key, value in asdict(run).items() if key != "texts"} for run in runs],
+        }
+    return {"metric": metric, "seeds": len(baseline), "variants": rows}
+
+
+def _bootstrap(baseline: list[Run], runs: list[Run], references: list[str], language: str) -> float | None:
+    """Sentences are drawn with their translations by all seeds."""
+    from heedful.evaluation.compare import compare as compared
+    from heedful.evaluation.metrics import tokenization
+
+    both = {
+        "baseline": [text for run in baseline for text in run.texts],
+        "other": [t for run in runs for t in run.texts],
+    }
+    cut = tokenization(references, language=language)
+    results = compared(both, [references * len(runs)], tokenizer=cut.name)
+    return next(one.p_value for one in results if one.system == "other" and one.metric == "BLEU")
+
+
+def _mean_and_spread(values: list[float]) -> tuple[float, float]:
+    mean = sum(values) / len(values)
+    return mean, (sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)) ** 0.5
+
+
+def _table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    names = list(next(iter(result["variants"].values()))["scores"])
+    names.sort(key=lambda name: name != result["metric"])
+    header = ["variant", *names, "p", "parameters", "steps", "seconds", "MiB"]
+    rows = []
+    for variant, row in result["variants"].items():
+        scores = [f"{row['scores'][name][0]:.3f} ± {row['scores'][name][1]:.3f}" for name in names]
+        scores[0] += " *" if row["differs"] else ""
+        p_value = "" if row["p_value"] is None else f"{row['p_value']:.3f}"
+        cost = [f"{row['parameters']:,}", f"{row['steps']:,}", f"{row['seconds']:.0f}", f"{row['mebibytes']:.0f}"]
+        rows.append([variant, *scores, p_value, *cost])
+    return header, rows
+
+
+def _markdown(result: dict[str, Any]) -> str:
+    header, rows = _table(result)
+    lines = [" | ".join(header), "|".join(["---", *["---:"] * (len(header) - 1)]), *(" | ".join(row) for row in rows)]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    header, rows = _table(result)
+    table = Table(header[0], title=f"{result['seeds']} seeds, mean ± standard deviation", title_justify="left")
+    for column in header[1:]:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    from heedful.files import write_text
+
+    write_text(path, json.dumps(data, indent=2))

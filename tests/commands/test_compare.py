@@ -1,0 +1,63 @@
+"""`heedful compare`: the same data, seeds and budget for all, and no difference is called one that may be luck."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from heedful.evaluation.compare import permutation_p_value, same_direction
+from tests.commands.in_process import refused
+from tests.corpora import SMALL, pairs
+
+SHARED = [*SMALL, "training.steps=30", "training.validate_every=30", "training.save_every=30", "data.max_length=30"]
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
+    return pairs(tmp_path / "p.tsv", 400)
+
+
+def heedful(*arguments):
+    command = [sys.executable, "-m", "heedful", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def test_translators_are_compared_with_the_baseline(corpus, tmp_path):
+    command = ["compare", str(corpus), *SHARED, "--out", str(tmp_path / "out"), "--seeds", "2", "--json"]
+    command += ["-v", "plain: model.encoder.attention.mix=reference"]
+    result = json.loads(heedful(*command).stdout)
+    variants = result["variants"]
+    assert result["metric"] == "bleu" and list(variants) == ["baseline", "plain"]
+    assert variants["baseline"]["parameters"] == variants["plain"]["parameters"] > 0
+    assert all(row["seconds"] > 0 and row["mebibytes"] > 50 and row["steps"] == 30 for row in variants.values())
+    assert variants["baseline"]["p_value"] is None and 0 < variants["plain"]["p_value"] <= 1
+    assert not variants["plain"]["differs"], "the same function cannot be better"
+    assert json.loads((tmp_path / "out" / "compare.json").read_text()) == result
+    again = json.loads(heedful(*command).stdout)  # finished trainings are not repeated
+    assert again == result
+    table = heedful(*(word for word in command if word != "--json"), "--markdown").stdout
+    assert "| baseline |" in table and "± " in table
+
+
+def test_mistakes_are_found_before_any_training(corpus, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    for variant, message in (
+        ("model.encoder.attention.mix=softmix", "unknown attention 'softmix'; did you mean 'softmax'?"),
+        ("narrow", "variant 'narrow' is not of the form KEY=VALUE or 'NAME: KEY=VALUE KEY=VALUE'"),
+        ("baseline: model.width=8", "two variants are called 'baseline'"),
+    ):
+        said = refused(monkeypatch, capsys, "compare", corpus, *SHARED, "--out", out, "-v", variant)
+        assert message in said and not out.exists()
+
+
+def test_luck_is_not_called_a_difference():
+    assert permutation_p_value([1, 2, 3], [4, 5, 6]) == pytest.approx(0.1)
+    assert permutation_p_value([1, 2, 3, 4], [5, 6, 7, 8]) == pytest.approx(2 / 70)
+    assert permutation_p_value([1, 2], [1, 2]) == 1
+    assert same_direction([1, 2], [2, 3]) and not same_direction([1, 2], [2, 1]) and not same_direction([1], [1])
