@@ -48,8 +48,8 @@ def test_snippets_run_one_after_the_other(place):
     code = "\n".join(blocks("python"))
     result = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "str\n2\nmarian 128\n"
+    assert result.stdout == "str\n2\n"
 
 
 def test_there_is_something_to_test():
-    assert len(COMMANDS) >= 4 and len(blocks("python")) >= 2
+    assert len(COMMANDS) >= 4 and len(blocks("python")) >= 1
