@@ -14,7 +14,7 @@ from heedful.decoding.beam import History
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.writer import Request as Text
 from heedful.inspection.attention import look, stacked
-from heedful.model.multihead import CrossAttention, SelfAttention
+from heedful.model.multihead import MemoryAttention, SelfAttention
 from heedful.model.record import recorded
 from heedful.serving.context import Context, clean
 from heedful.serving.engine import Settings
@@ -165,14 +165,14 @@ def parts_of(translator: Translator, request: Text) -> list[str]:
 def _described(model: Translating | Writing) -> dict[str, Any]:
     if isinstance(model, Writing):
         return {"name": model.name, "kind": "language model", "example": None}
-    crosses = [module for module in model.translator.models[0].modules() if isinstance(module, CrossAttention)]
+    crosses = [module for module in model.translator.models[0].modules() if isinstance(module, MemoryAttention)]
     return {
         "name": model.name,
         "kind": "translator",
         "source": model.source,
         "target": model.target,
         "layers": len(crosses),
-        "heads": crosses[0].query.out_features // crosses[0].head if crosses else 0,
+        "heads": crosses[0].heads if crosses else 0,
         "waiting": model.engine.waiting,
         "example": model.example,
     }
