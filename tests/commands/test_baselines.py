@@ -13,7 +13,10 @@ from heedful.commands.main import main
 from heedful.data.columns import DOCUMENT
 from heedful.data.inputs import Inputs
 from heedful.decoding.writer import Request
+from heedful.exchange.hugging_face import save
 from heedful.inspection.attention import look
+from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
+from heedful.model.create import create
 from heedful.training import loop
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
@@ -152,6 +155,13 @@ def test_it_is_a_language_model_too(place, kind, tmp_path):
     options = {"num_beams": 2, "do_sample": False, "max_new_tokens": 8}
     together = [found[0].text for found in writer.generate(texts, **options)]
     assert together == [writer.generate(text, **options)[0].text for text in texts]
+
+
+@pytest.mark.parametrize("family", ["vaswani", "marian", "bart", "t5"])
+def test_families_that_have_no_such_stack_refuse_it(family, tmp_path):
+    model = create(EncoderDecoderConfig(vocab=23, width=32, encoder="recurrent", decoder="convolutional"))
+    with pytest.raises(ValueError, match="Hugging Face's families have no (recurrent|convolutional) stack"):
+        save(model, tmp_path, family)
 
 
 def test_packed_documents_are_refused():

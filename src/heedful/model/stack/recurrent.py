@@ -40,7 +40,7 @@ class RecurrentConfig(StackConfig):
                      none             one context for all steps, from both ends of the source (Cho et al. 2014)
     input_feeding    each step also reads the output of the step before, so that it knows what was attended to. Training
                      is then a loop over target tokens in Python; without it, the network runs over the whole target in
-                     one call and attends in another, several times as fast.
+                     one call and attends in another: a step of training takes about half the time.
     """
 
     cell: Literal["gru", "lstm"] = "gru"
