@@ -17,7 +17,7 @@ from torch import Tensor
 from heedful.data.padding import pad
 from heedful.files import write_text
 from heedful.model.architecture import SequenceToSequence
-from heedful.model.multihead import CrossAttention
+from heedful.model.multihead import MemoryAttention
 from heedful.model.record import Recorded, recorded
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.words import word_spans, words
@@ -110,7 +110,7 @@ def _attentions(
     device = model.device
     source, valid = pad(sources, last=tokenizers[0].eos)
     target, _ = pad(targets, first=tokenizers[-1].start)
-    with recorded(model, CrossAttention) as seen:
+    with recorded(model, MemoryAttention) as seen:
         model(source.to(device), target.to(device), source_valid=valid.to(device))
     return seen
 

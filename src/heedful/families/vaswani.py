@@ -7,7 +7,7 @@ is what is written: the axes of the residual stream change places, and nothing e
 import torch
 from torch import Tensor
 
-from heedful.families import Family, State
+from heedful.families import Family, State, transformer
 from heedful.families.marian import names, read_config, write_config
 from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
 from heedful.model.feedforward import FeedForwardConfig
@@ -29,6 +29,7 @@ def vaswani(*, vocab: int, width: int, hidden: int, heads: int, layers: int, dro
 
 def to_marian(config: EncoderDecoderConfig, weights: State) -> tuple[EncoderDecoderConfig, State]:
     """The same function with sinusoids in halves: (sin, cos, sin, cos ...) -> (sin, sin, ..., cos, cos, ...)."""
+    encoder, decoder = transformer(config.encoder), transformer(config.decoder)
     order = torch.arange(config.width).reshape(-1, 2).T.flatten()
     moved = {name: _reorder(name, tensor, order) for name, tensor in weights.items()}
     if not config.head.bias:
@@ -36,8 +37,8 @@ def to_marian(config: EncoderDecoderConfig, weights: State) -> tuple[EncoderDeco
     halves = SinusoidalConfig(layout="halves")
     changed = config.model_copy(
         update={
-            "encoder": config.encoder.model_copy(update={"position": halves}),
-            "decoder": config.decoder.model_copy(update={"position": halves}),
+            "encoder": encoder.model_copy(update={"position": halves}),
+            "decoder": decoder.model_copy(update={"position": halves}),
             "head": VocabularyConfig(bias=True),
         }
     )

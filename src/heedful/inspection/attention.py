@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from heedful.data.padding import pad
-from heedful.model.multihead import CrossAttention, SelfAttention
+from heedful.model.multihead import MemoryAttention, SelfAttention
 from heedful.model.record import Recorded, recorded
 from heedful.text.tokenizer import Tokenizer
 from heedful.translator import Translation, Translator
@@ -69,7 +69,7 @@ def look(translator: Translator, source: str, target: list[int] | None = None) -
     tokens = translator.source.encode([source.strip()])[0]
     reading, _ = pad([tokens], last=translator.source.eos)
     writing, _ = pad([target], first=translator.target.start)
-    with recorded(model, SelfAttention) as selves, recorded(model, CrossAttention) as crosses:
+    with recorded(model, SelfAttention) as selves, recorded(model, MemoryAttention) as crosses:
         model(reading.to(translator.device), writing.to(translator.device))
     own = {side: [one for one in selves if one.name.startswith(side)] for side in ("encoder", "decoder")}
     return Attention(

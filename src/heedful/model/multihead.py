@@ -6,7 +6,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
-from heedful.model.attention import HeadShape, MixConfig, refuse_unsupported
+from heedful.model.attention import HeadShape, Mix, MixConfig, refuse_unsupported
 from heedful.model.attention.softmax import SoftmaxConfig
 from heedful.model.cache import LayerCache
 from heedful.model.cpu.door import child_plan
@@ -167,13 +167,22 @@ class SelfAttention(nn.Module):
         return AttentionPlan(project, None, output, output.inputs // self.head, mix.scale) if reason is None else reason
 
 
-class CrossAttention(nn.Module):
+class MemoryAttention(nn.Module):
+    """The contract of what looks at a memory, whatever its projections: pictures and alignments are made of what its
+    `mix` is called with. `stepwise`: it is called once for each target token, so that a whole pass is many calls."""
+
+    mix: Mix
+    heads: int
+    stepwise: bool = False
+
+
+class CrossAttention(MemoryAttention):
     """Queries from the decoder, keys and values from the encoder's output: those are made once per source."""
 
     def __init__(self, config: MultiHeadConfig, width: int, shape: HeadShape) -> None:
         super().__init__()
         queries, keys, values = config.parts(width, ("query", "key", "value"))
-        self.head = shape.head
+        self.head, self.heads = shape.head, shape.heads
         self.query = Linear(width, queries, bias=config.bias)
         self.key_value = FusedLinear(width, (keys, values), bias=config.bias)
         self.mix = config.mix.build(shape)

@@ -5,13 +5,14 @@ asked."""
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from heedful.model.attention import Mix
-from heedful.model.multihead import CrossAttention, SelfAttention
+from heedful.model.multihead import MemoryAttention, SelfAttention
 from heedful.model.sight import Sight
 
 
@@ -28,7 +29,8 @@ class Recorded:
 
     def weights(self) -> Tensor | None:
         """How much each query looked at each key: batch heads query key. None where this attention has no weights."""
-        return self.mix.weights(self.query, self.key, sight=self.sight, others=self.others)
+        with torch.no_grad():  # what was recorded in inference cannot be part of a gradient
+            return self.mix.weights(self.query, self.key, sight=self.sight, others=self.others)
 
     def shown_weights(self) -> Tensor:
         """The same, for a picture that cannot do without."""
@@ -39,7 +41,7 @@ class Recorded:
 
 
 @contextmanager
-def recorded(model: nn.Module, kind: type[SelfAttention] | type[CrossAttention]) -> Iterator[list[Recorded]]:
+def recorded(model: nn.Module, kind: type[SelfAttention] | type[MemoryAttention]) -> Iterator[list[Recorded]]:
     """Note what the attentions of one kind do while the block runs. For passes without a cache. Passes that other
     threads make meanwhile are none of our business."""
     seen: list[Recorded] = []
@@ -49,11 +51,18 @@ def recorded(model: nn.Module, kind: type[SelfAttention] | type[CrossAttention])
         if isinstance(module, kind):
 
             def note(
-                mix: Any, inputs: tuple[Any, ...], options: dict[str, Any] | None = None, name: str = name
+                mix: Any,
+                inputs: tuple[Any, ...],
+                options: dict[str, Any] | None = None,
+                name: str = name,
+                stepwise: bool = getattr(module, "stepwise", False),
             ) -> None:
                 if threading.get_ident() != mine or options is None:  # None: of another thread, and just removed
                     return
                 query, key = inputs[:2]
+                if stepwise and seen and seen[-1].name == name:  # the next token of the same pass
+                    seen[-1] = replace(seen[-1], query=torch.cat([seen[-1].query, query], dim=2))
+                    return
                 seen.append(Recorded(name, mix, query, key, options["sight"], options.get("others", ())))
 
             hooks.append(module.mix.register_forward_pre_hook(note, with_kwargs=True))

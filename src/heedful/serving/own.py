@@ -11,7 +11,7 @@ from starlette.requests import Request
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.runner import Request as Text
 from heedful.inspection.details import MOST_TOKENS, described, inspected, look_ahead, parts_of
-from heedful.model.multihead import CrossAttention
+from heedful.model.multihead import MemoryAttention
 from heedful.serving.context import Context, clean
 from heedful.serving.engine import Settings
 from heedful.serving.libretranslate import REFUSALS
@@ -155,14 +155,14 @@ def _request(text: str, prefix: str, required: list[str], banned: list[str]) -> 
 def _described(model: Translating | Writing) -> dict[str, Any]:
     if isinstance(model, Writing):
         return {"name": model.name, "kind": "language model", "example": None}
-    crosses = [module for module in model.translator.models[0].modules() if isinstance(module, CrossAttention)]
+    crosses = [module for module in model.translator.models[0].modules() if isinstance(module, MemoryAttention)]
     return {
         "name": model.name,
         "kind": "translator",
         "source": model.source,
         "target": model.target,
         "layers": len(crosses),
-        "heads": crosses[0].query.out_features // crosses[0].head if crosses else 0,
+        "heads": crosses[0].heads if crosses else 0,
         "waiting": model.engine.waiting,
         "example": model.example,
     }

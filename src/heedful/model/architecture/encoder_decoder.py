@@ -74,7 +74,10 @@ class EncoderDecoderConfig(ArchitectureConfig):
 
     @property
     def decoder_shape(self) -> StackShape:
-        return StackShape(self.width, self.table.width_in(self.width), causal=True, cross=True)
+        source_width = self.embedding.width_in(self.width)
+        return StackShape(
+            self.width, self.table.width_in(self.width), causal=True, cross=True, source_width=source_width
+        )
 
     @property
     def ties_inputs(self) -> bool:
@@ -143,7 +146,7 @@ class EncoderDecoder(SequenceToSequence):
     ) -> Memory:
         x, valid = self.embedding(source, valid=valid)
         states = self.encoder(x, valid=valid, positions=positions, global_tokens=global_tokens)
-        return self.decoder.read(states, valid)
+        return self.decoder.read(states, valid, inputs=x)
 
     def decode(
         self,

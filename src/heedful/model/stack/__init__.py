@@ -13,12 +13,14 @@ from heedful.model.cpu.plan import Plan, Reason
 
 @dataclass(frozen=True)
 class StackShape:
-    """What a stack is built for. `causal`: no state may depend on later inputs; `cross`: it also looks at a memory."""
+    """What a stack is built for. `causal`: no state may depend on later inputs; `cross`: it also looks at a memory, of
+    a source whose embeddings are `source_width` wide (None = width)."""
 
     width: int
     input_width: int
     causal: bool = False
     cross: bool = False
+    source_width: int | None = None
 
 
 class Memory(Protocol):
@@ -66,8 +68,9 @@ class Stack(nn.Module):
         given refuses it."""
         raise NotImplementedError
 
-    def read(self, states: Tensor, valid: Tensor | None = None) -> Memory:
-        """The memory of a source, from the encoder's output: computed once, used at every step and by every beam."""
+    def read(self, states: Tensor, valid: Tensor | None = None, *, inputs: Tensor | None = None) -> Memory:
+        """The memory of a source, from the encoder's output: computed once, used at every step and by every beam.
+        `inputs`: the embedded source, batch source source_width, for a decoder that looks at both."""
         raise NotImplementedError
 
     def new_cache(self, length: int) -> Cache:

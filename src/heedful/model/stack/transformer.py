@@ -223,7 +223,7 @@ class Transformer(Stack):
             )
         return normed(x, self.norm)
 
-    def read(self, states: Tensor, valid: Tensor | None = None) -> LayerMemory:
+    def read(self, states: Tensor, valid: Tensor | None = None, *, inputs: Tensor | None = None) -> LayerMemory:
         layers = [layer.cross.read(states) for layer in self.each_layer() if layer.cross is not None]
         return LayerMemory(states=states, layers=layers, mask=Mask(key_valid=valid))
 
