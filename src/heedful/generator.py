@@ -24,7 +24,7 @@ from heedful.decoding.diverse import diverse_search
 from heedful.decoding.generation import GenerationConfig, with_options
 from heedful.decoding.rules import Rules
 from heedful.decoding.sampling import sample
-from heedful.decoding.stepper import PromptStepper
+from heedful.decoding.stepper import PromptStepper, Recurrence
 from heedful.decoding.stops import Stops, until
 from heedful.model.architecture import LanguageModel
 from heedful.text.tokenizer import Tokenizer
@@ -57,8 +57,11 @@ class Piece:
 
 
 class Generator:
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+    """`recurrence`: how a model with a memory of earlier segments reads; None = it keeps all it has read."""
+
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, *, recurrence: Recurrence | None = None) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
+        self.recurrence = recurrence
         self.limit = model.limit
         self.device = model.device
 
@@ -106,13 +109,17 @@ class Generator:
 
     @torch.inference_mode()
     def log_probs(self, text: str) -> list[float]:
-        """The log-probability of each token after the first, in windows of the model's context."""
+        """The log-probability of each token after the first, in windows of the model's context: each by itself, or with
+        the memory of those before."""
         tokens = self.tokenizer.encode([text])[0]
-        size = self.limit or 1024
+        size, memory = self.limit or 1024, None
+        if self.recurrence is not None:
+            size = self.recurrence.segment
+            memory = self.model.new_memory(self.recurrence.memory, states=False)
         found: list[float] = []
         for start in range(0, max(0, len(tokens) - 1), size):
             window = torch.tensor([tokens[start : start + size + 1]], device=self.device)
-            log_probs = self.model(window[:, :-1]).float().log_softmax(-1)
+            log_probs = self.model(window[:, :-1], cache=memory).float().log_softmax(-1)
             found += log_probs.gather(-1, window[:, 1:, None])[0, :, 0].tolist()
         return found
 
@@ -164,7 +171,8 @@ class Generator:
         eos = self.tokenizer.eos
         rules = Rules(config=config, eos=eos, never=self.tokenizer.never, stops=stops)
         real = None if bool(valid.all()) else valid
-        stepper, first = PromptStepper(self.model, prompt, length=max(limits), valid=real), prompt[:, -1]
+        stepper = PromptStepper(self.model, prompt, length=max(limits), valid=real, recurrence=self.recurrence)
+        first = prompt[:, -1]
         if config.do_sample:
             names = [copy for _ in rows for copy in range(copies)]  # a text does not depend on the other prompts
             drawn = sample(stepper, first, config, eos=eos, limits=limits, rules=rules, names=names, told=told)
@@ -216,9 +224,9 @@ class _Stream:
         return max(ends, default=0)
 
 
-def load(folder: str | Path) -> Generator:
+def load(folder: str | Path, *, recurrence: Recurrence | None = None) -> Generator:
     folder = Path(folder)
     model = load_model(folder)
     if not isinstance(model, LanguageModel):
         raise ValueError(f"{folder} holds a {model.config.kind} model, which does not continue texts; try translate")
-    return Generator(model, load_tokenizers(folder, columns=1)[0])
+    return Generator(model, load_tokenizers(folder, columns=1)[0], recurrence=recurrence)
