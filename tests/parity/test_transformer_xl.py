@@ -6,6 +6,10 @@ import torch
 
 hf = pytest.importorskip("transformers")
 
+from safetensors.torch import load_file  # noqa: E402
+
+from heedful.exchange.hugging_face import load, save  # noqa: E402
+from heedful.families import preset  # noqa: E402
 from heedful.model.architecture.decoder_only import DecoderOnlyConfig  # noqa: E402
 from heedful.model.architecture.encoder_only import EncoderOnlyConfig  # noqa: E402
 from heedful.model.create import create  # noqa: E402
@@ -155,3 +159,50 @@ def test_padding_equals_xlnet(size, clamp, side, attention):
     (states * weight).sum().backward()
     (wanted * weight).sum().backward()
     same_gradients(model, name, their)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("clamp", [None, 4])
+@torch.no_grad()
+def test_their_folder_opens_here_and_ours_there(size, clamp, tmp_path):
+    body = theirs(size, clamp=clamp)
+    their = hf.XLNetLMHeadModel(body.config).eval()
+    for parameter in their.parameters():
+        parameter.normal_(std=0.25)
+    their.save_pretrained(tmp_path / "theirs")
+    opened = load(tmp_path / "theirs")
+    assert opened.family == "xlnet" and not opened.left_out
+    model = opened.model.eval()
+    first, second = text(FIRST), text(SECOND, seed=1)
+    memory = model.new_memory(MEMORY, states=False)
+    begun = their(first)
+    for mine, wanted in (
+        (model(first, cache=memory), begun),
+        (model(second, cache=memory), their(second, mems=begun.mems)),
+    ):
+        torch.testing.assert_close(mine, wanted.logits, atol=1e-4, rtol=1e-4)
+    save(model, tmp_path / "ours", "xlnet", details=opened.details)
+    assert (tmp_path / "ours" / "config.json").read_text() == (tmp_path / "theirs" / "config.json").read_text()
+    back = hf.XLNetLMHeadModel.from_pretrained(tmp_path / "ours").eval()
+    torch.testing.assert_close(back(first).logits, begun.logits)
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "ours"))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert ("seg" in name or "r_s" in name or "mask" in name) or torch.equal(tensor, after[name]), name
+
+
+def test_xlnet_itself_and_other_attentions_are_refused(tmp_path):
+    theirs("primes", clamp=None, attention="bi").save_pretrained(tmp_path / "bi")
+    with pytest.raises(
+        ValueError, match="XLNet with attn_type=bi predicts words in permuted orders, which is not known"
+    ):
+        load(tmp_path / "bi")
+    with pytest.raises(ValueError, match="XLNet has attention transformer_xl, not softmax"):
+        save(create(preset("gpt2").model_copy(update={"width": 12, "vocab": 5})), tmp_path / "other", "xlnet")
+
+
+def test_a_bare_model_opens_without_its_head(tmp_path):
+    their = theirs("primes", clamp=None)
+    their.save_pretrained(tmp_path / "bare")
+    model = load(tmp_path / "bare").model.eval()
+    torch.testing.assert_close(model.decode(text(FIRST)), their(text(FIRST)).last_hidden_state, atol=2e-5, rtol=1e-4)
