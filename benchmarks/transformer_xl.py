@@ -88,8 +88,8 @@ def shown_losses(losses: list[float | None]) -> str:
     known = [loss for loss in losses if loss is not None]
     if not known:
         return "-"
-    spread = f" ± {(max(known) - min(known)) / 2:.3f}" if len(known) > 1 else ""
-    return f"{mean(known):.3f}{spread}"
+    spread = f" ± {(max(known) - min(known)) / 2:.4f}" if len(known) > 1 else ""
+    return f"{mean(known):.4f}{spread}"
 
 
 if __name__ == "__main__":
