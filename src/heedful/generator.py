@@ -22,6 +22,7 @@ from heedful.decoding.beam import Hypothesis
 from heedful.decoding.from_prompt import FromPrompt
 from heedful.decoding.generation import GenerationConfig, with_options
 from heedful.decoding.runner import Request, Runner, numbered
+from heedful.decoding.stepper import Recurrence
 from heedful.decoding.stops import until
 from heedful.decoding.streams import cores
 from heedful.model.architecture import LanguageModel
@@ -72,11 +73,19 @@ class Reading:
 
 
 class Generator:
-    """`streams`: batches of prompts continued in parallel."""
+    """`recurrence`: how a model with a memory of earlier segments reads; None = it keeps all it has read. `streams`:
+    batches of prompts continued in parallel."""
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, *, streams: int = 1) -> None:
-        self.model, self.tokenizer = model.eval(), tokenizer
-        self.starter = FromPrompt(model, tokenizer)
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        *,
+        recurrence: Recurrence | None = None,
+        streams: int = 1,
+    ) -> None:
+        self.model, self.tokenizer, self.recurrence = model.eval(), tokenizer, recurrence
+        self.starter = FromPrompt(model, tokenizer, recurrence=recurrence)
         self.runner = Runner(self.starter, streams=streams)
         self.limit = model.limit
         self.device = model.device
@@ -163,13 +172,17 @@ class Generator:
 
     @torch.inference_mode()
     def log_probs(self, text: str) -> list[float]:
-        """The log-probability of each token after the first, in windows of the model's context."""
+        """The log-probability of each token after the first, in windows of the model's context: each by itself, or with
+        the memory of those before."""
         tokens = self.tokenizer.encode([text])[0]
-        size = self.limit or 1024
+        size, memory = self.limit or 1024, None
+        if self.recurrence is not None:
+            size = self.recurrence.segment
+            memory = self.model.new_memory(self.recurrence.memory, states=False)
         found: list[float] = []
         for start in range(0, max(0, len(tokens) - 1), size):
             window = torch.tensor([tokens[start : start + size + 1]], device=self.device)
-            log_probs = self.model(window[:, :-1]).float().log_softmax(-1)
+            log_probs = self.model(window[:, :-1], cache=memory).float().log_softmax(-1)
             found += log_probs.gather(-1, window[:, 1:, None])[0, :, 0].tolist()
         return found
 
@@ -228,10 +241,11 @@ class _Pieces:
         return max(ends, default=0)
 
 
-def load(folder: str | Path, *, streams: int | None = None) -> Generator:
+def load(folder: str | Path, *, recurrence: Recurrence | None = None, streams: int | None = None) -> Generator:
     """The language model of a folder. `streams`: batches at once, by default one per core."""
     folder = Path(folder)
     model = load_model(folder)
     if not isinstance(model, LanguageModel):
         raise ValueError(f"{folder} holds a {model.config.kind} model, which does not continue texts; try translate")
-    return Generator(model, load_tokenizers(folder, columns=1)[0], streams=cores() if streams is None else streams)
+    (tokenizer,) = load_tokenizers(folder, columns=1)
+    return Generator(model, tokenizer, recurrence=recurrence, streams=cores() if streams is None else streams)

@@ -24,6 +24,8 @@ PUBLISHED = {
     "gpt2-large": (774e6, 0.001),
     "gpt2-xl": (1.56e9, 0.002),
     "gpt3-175b": (175e9, 0.003),
+    "transformer-xl-12": (41e6, 0.005),
+    "transformer-xl-24": (277e6, 0.005),
     "llama-7b": (6.74e9, 0.001),
     "llama-13b": (13.02e9, 0.001),
     "llama-65b": (65.29e9, 0.001),

@@ -8,7 +8,7 @@ from torch import Tensor
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.rules import Rules, banned_forms
 from heedful.decoding.runner import Job, Start
-from heedful.decoding.stepper import PromptStepper
+from heedful.decoding.stepper import PromptStepper, Recurrence
 from heedful.decoding.stops import Stops
 from heedful.model.architecture import LanguageModel
 from heedful.text.tokenizer import Tokenizer
@@ -17,8 +17,8 @@ NEW_TOKENS = 200  # where the settings do not say how many
 
 
 class FromPrompt:
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
-        self.models, self.model, self.tokenizer = [model], model, tokenizer
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, *, recurrence: Recurrence | None = None) -> None:
+        self.models, self.model, self.tokenizer, self.recurrence = [model], model, tokenizer, recurrence
 
     def size(self, tokens: Sequence[int], config: GenerationConfig) -> int:
         """What is written is kept in the cache beside the prompt."""
@@ -44,7 +44,7 @@ class FromPrompt:
             stops=Stops(tokenizer, config.stop_strings) if config.stop_strings else None,
         )
         real = None if bool(valid.all()) else valid
-        stepper = PromptStepper(self.model, prompt, length=max(limits), valid=real)
+        stepper = PromptStepper(self.model, prompt, length=max(limits), valid=real, recurrence=self.recurrence)
         return Start(stepper, prompt[:, -1], limits, rules)
 
 

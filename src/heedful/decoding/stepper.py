@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -85,18 +85,45 @@ class ModuleSteps:
             self.memory = self.memory.select(sentences)
 
 
+class Recurrence(NamedTuple):
+    """How a model with a memory reads (Transformer-XL): segment by segment, and what came before it."""
+
+    segment: int
+    memory: int
+
+
 class PromptStepper:
     """The prompts are fed in one go, except their last tokens, which the search feeds. Prompts of different lengths are
-    padded on the left; `valid` (rows query) says what is real."""
+    padded on the left; `valid` (rows query) says what is real. With a `recurrence`, only the memory is kept, and the
+    prompts are fed by segments that end with them, so that each is read as it would be alone."""
 
-    def __init__(self, model: LanguageModel, prompt: Tensor, *, length: int, valid: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        prompt: Tensor,
+        *,
+        length: int,
+        valid: Tensor | None = None,
+        recurrence: Recurrence | None = None,
+    ) -> None:
         self.model = model
-        self.cache = model.new_cache(prompt.shape[1] + length)
+        fed, last = prompt.shape[1] - 1, 0
+        if recurrence is None:
+            self.cache, segment = model.new_cache(fed + 1 + length), max(1, fed)
+        else:
+            self.cache, segment = model.new_memory(recurrence.memory, states=False), recurrence.segment
         self.valid = None if valid is None else valid[:, :-1]
         self.places = None if valid is None else valid.sum(1) - 1  # of the next token
-        if prompt.shape[1] > 1:
-            positions = None if valid is None else positions_of(valid)[:, :-1]
-            model.decode(prompt[:, :-1], valid=self.valid, positions=positions, cache=self.cache)
+        positions = None if valid is None else positions_of(valid)
+        for end in range(fed % segment or segment, fed + 1, segment):
+            some = slice(last, end)
+            model.decode(
+                prompt[:, some],
+                valid=None if self.valid is None else self.valid[:, :end],
+                positions=None if positions is None else positions[:, some],
+                cache=self.cache,
+            )
+            last = end
 
     def advance(self, tokens: Tensor) -> Tensor:
         if self.valid is None or self.places is None:

@@ -98,7 +98,7 @@ def save(model: Model, folder: str | Path, family_name: str, *, details: dict[st
     for ours, tensor in weights.items():
         sizes = parts[ours.rpartition(".")[0]] if len(names[ours]) > 1 else (len(tensor),)
         for name, piece in zip(names[ours], tensor.split(sizes), strict=True):
-            tensors[name] = _to_theirs(ours, name, piece, known)
+            tensors[name] = _to_theirs(ours, name, known.writes(config, name, piece), known)
     keys["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ class _Tensors:
         stored, file = self.files[name]
         with safe_open(file, framework="pt") as opened:
             tensor: Tensor = opened.get_tensor(stored)
-        return tensor
+        return self.family.reads(name, tensor)
 
     def left_out(self, table: Names) -> list[str]:
         """The tensors that nobody asked for, as the file calls them, less those that repeat a tied one or hold nothing

@@ -36,6 +36,8 @@ class Family:
     prefix, bare    files of the bare model may leave out `prefix` before names that start with one of `bare`
     transposed      whether their layers' matrices are stored inputs x outputs (GPT-2)
     rows            their tensors that have one more axis of size one in front
+    reads, writes   (their name, their tensor) -> outputs x inputs, and (our config, their name, our tensor) -> theirs,
+                    where a tensor of theirs is laid out otherwise
     convert         done to (config, weights) before writing, where their model states the same function differently
     """
 
@@ -51,6 +53,8 @@ class Family:
     bare: tuple[str, ...] = ()
     transposed: bool = False
     rows: frozenset[str] = frozenset()
+    reads: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
+    writes: Callable[[Any, str, Tensor], Tensor] = lambda config, name, tensor: tensor
     convert: Callable[[Any, State], tuple[ArchitectureConfig, State]] | None = None
 
 

@@ -39,8 +39,11 @@ class Layer(nn.Module):
         memory: KeyValue | None = None,
         memory_sight: Sight | None = None,
         cache: LayerCache | None = None,
+        past: Tensor | None = None,
     ) -> Tensor:
-        x = self.attention_residual(x, lambda x: self.attention(x, sight=sight, cache=cache))
+        """`past`: what this layer read of earlier segments, rows held width."""
+        before = None if past is None else self.attention_residual.entered(past)
+        x = self.attention_residual(x, lambda x: self.attention(x, sight=sight, cache=cache, past=before))
         cross = self.cross
         if cross is not None and self.cross_residual is not None:
             x = self.cross_residual(x, lambda x: cross(x, memory=memory, sight=memory_sight))

@@ -31,6 +31,12 @@ class FusedLinear(nn.Linear):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         return split(linear(x, self.weight, self.bias), self.parts)
 
+    def last(self, x: Tensor, skipped: int) -> tuple[Tensor, ...]:
+        """The parts without the first ones."""
+        start = sum(self.parts[:skipped])
+        bias = None if self.bias is None else self.bias[start:]
+        return split(linear(x, self.weight[start:], bias), self.parts[skipped:])
+
     def plan(self) -> LinearPlan:
         return LinearPlan(self.weight, self.bias, None, self.parts, self.in_features)
 

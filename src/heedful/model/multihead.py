@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from torch import Tensor, nn
 
@@ -141,12 +142,20 @@ class SelfAttention(nn.Module):
         self.mix = config.mix.build(shape)
         self.output = Linear(shape.heads * shape.head, width, bias=config.output_bias)
 
-    def forward(self, x: Tensor, *, sight: Sight, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, *, sight: Sight, cache: LayerCache | None = None, past: Tensor | None = None
+    ) -> Tensor:
+        """`past`: what this attention read of earlier segments, rows held width; keys and values come of it too."""
         parts = [split_heads(part, self.head) for part in self.query_key_value(x)]
         query, key, value, *others = parts if self.names[:3] == ("query", "key", "value") else self._ordered(parts)
-        rotation = sight.rotation()
-        if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
+        rotation = key_rotation = sight.rotation()
+        if past is not None:
+            assert self.names == ("query", "key", "value")
+            old = [split_heads(part, self.head) for part in self.query_key_value.last(past, 1)]
+            key, value = (torch.cat(both, dim=2) for both in zip(old, (key, value), strict=True))
+            key_rotation = sight.key_rotation()
+        if rotation is not None and key_rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, key_rotation)
         mixed = self.mix(query, key, value, sight=sight, cache=cache, others=tuple(others))
         return self.output(merge_heads(mixed))
 

@@ -41,6 +41,10 @@ class Residual(nn.Module):
             return self.dropout.add(x, sublayer(normed(x, self.norm)))
         return normed(x, self.norm, sublayer(x), self.dropout)
 
+    def entered(self, x: Tensor) -> Tensor:
+        """What the sub-layer gets to see of x."""
+        return normed(x, self.norm) if self.placement == "pre" else x
+
     def plan(self) -> ResidualPlan | Reason:
         norm, dropout = child_plan(self, "norm", NormPlan), child_plan(self, "dropout", IdentityPlan)
         if not (norm and dropout):

@@ -35,6 +35,14 @@ class Sight:
             self._made["rotation"] = self.position.rotation(self.query_positions)
         return self._made["rotation"]  # type: ignore[return-value]
 
+    def key_rotation(self) -> Rotation | None:
+        """What all keys are turned by, where some are made again of states of earlier segments."""
+        if self.position is None or self.key_positions is None:
+            return None
+        if "key_rotation" not in self._made:
+            self._made["key_rotation"] = self.position.rotation(self.key_positions)
+        return self._made["key_rotation"]  # type: ignore[return-value]
+
     def bias(self) -> Tensor | None:
         """What is added to the scaled scores: (batch or 1) heads query key, the mask left out. None = nothing."""
         if self.position is None or self.query_positions is None or self.key_positions is None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from heedful.config import Size
@@ -17,14 +18,13 @@ from heedful.data.store import Store
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.greedy import greedy
 from heedful.decoding.rules import Rules
-from heedful.decoding.stepper import PromptStepper
+from heedful.decoding.stepper import PromptStepper, Recurrence
 from heedful.generator import Generator
 from heedful.generator import load as load_generator
 from heedful.model.architecture import LanguageModel, Model
 from heedful.objectives import Loss, cross_entropy, vocabulary_cross_entropy
-from heedful.tasks import Direction, Processes, Scores, Settings, State, TaskConfig
-
-VALIDATED = 200  # batches of windows at most
+from heedful.tasks import Direction, Processes, Scores, Settings, State, Task, TaskConfig
+from heedful.tasks._segments import VALIDATED, SegmentLm
 
 
 class CausalLmConfig(TaskConfig):
@@ -32,12 +32,33 @@ class CausalLmConfig(TaskConfig):
 
     windows     anywhere at random, with no regard to where a document ends
     documents   one after the other, documents packed end to end: each starts with <s>, ends with </s>, sees only itself
+    segments    one after the other, each row of a batch going on where that of the batch before ended, with a `memory`:
+                every layer also sees what it read of that many tokens before (Transformer-XL). `test_memory` is that of
+                validation, evaluation and generation, if another. With `borders`, documents are marked as above, and
+                none sees another one
     """
 
     trains: ClassVar[type[Model]] = LanguageModel
     metrics: ClassVar[Mapping[str, Direction]] = {"loss": "lower", "accuracy": "higher", "bits_per_byte": "lower"}
     context: Size = 256
-    windows: Literal["random", "documents"] = "random"
+    windows: Literal["random", "documents", "segments"] = "random"
+    memory: int = Field(0, ge=0)
+    test_memory: int | None = Field(None, ge=0)
+    borders: bool = False
+
+    @model_validator(mode="after")
+    def _only_segments_are_remembered(self) -> "CausalLmConfig":
+        for key in ("memory", "test_memory", "borders"):
+            if self.windows != "segments" and getattr(self, key):
+                raise ValueError(
+                    f"{key} {getattr(self, key)} needs windows that follow each other, not {self.windows}; "
+                    f"set task.windows=segments, or drop task.{key}"
+                )
+        return self
+
+    @property
+    def tested_memory(self) -> int:
+        return self.memory if self.test_memory is None else self.test_memory
 
     @property
     def columns(self) -> Columns:
@@ -45,13 +66,17 @@ class CausalLmConfig(TaskConfig):
 
     @property
     def facts(self) -> frozenset[str]:
-        return frozenset({"segments"} if self.windows == "documents" else ())
+        recurrence = {"recurrence"} if self.memory or self.tested_memory else set()
+        return frozenset(recurrence | ({"segments"} if self.windows == "documents" or self.borders else set()))
 
     def positions(self, longest: int) -> dict[str, int]:
-        return {"decoder": self.context}
+        return {"decoder": self.context + max(self.memory, self.tested_memory)}
 
-    def build(self, prepared: Prepared, settings: Settings) -> "CausalLm":
-        return CausalLm(self, prepared, smoothing=settings.label_smoothing)
+    def build(self, prepared: Prepared, settings: Settings) -> Task:
+        text = CausalLm(self, prepared, smoothing=settings.label_smoothing)
+        if self.windows != "segments":
+            return text
+        return SegmentLm(text, memory=self.memory, test_memory=self.tested_memory, borders=self.borders)
 
     def open(self, folder: Path, *others: Path, **options: Any) -> Generator:
         if others:
@@ -59,7 +84,8 @@ class CausalLmConfig(TaskConfig):
         streams = options.pop("streams", None)
         if options:
             raise ValueError(f"{', '.join(options)} is for translators; leave it out")
-        return load_generator(folder, streams=streams)
+        recurrence = Recurrence(self.context, self.tested_memory) if self.tested_memory else None
+        return load_generator(folder, recurrence=recurrence, streams=streams)
 
 
 @dataclass(frozen=True)
@@ -81,7 +107,7 @@ class CausalLm:
     def __init__(self, config: CausalLmConfig, prepared: Prepared, *, smoothing: float = 0.0) -> None:
         self.smoothing = smoothing
         self.context = config.context
-        self.packed = config.windows == "documents"
+        self.packed = config.windows == "documents" or config.borders
         self.tokenizer = prepared.tokenizers[0]
         self.train = self._stream(prepared.store("train"))
         self.valid = self._stream(prepared.store("valid")) if prepared.has("valid") else self.train
@@ -135,16 +161,21 @@ class CausalLm:
             total += float(cross_entropy(logits, wanted).total)
             right += int((logits.argmax(-1) == wanted).sum())
             count += len(wanted)
-        total, count, right = world.total(total), int(world.total(count)), int(world.total(right))
-        numbers = {"loss": total / max(1, count), "accuracy": 100 * right / max(1, count)}
-        if self.bytes:
-            numbers["bits_per_byte"] = numbers["loss"] / math.log(2) * len(self.valid) / self.bytes
-        return Scores(numbers, [self._continue(model, index) for index in range(samples)])
+        numbers = self.numbers(world.total(total), int(world.total(count)), int(world.total(right)))
+        return Scores(numbers, [self.sample(model, index) for index in range(samples)])
 
     def finish(self, model: LanguageModel, folder: Path) -> None:
         """Weights and tokenizer are all it takes."""
 
-    def _continue(self, model: LanguageModel, index: int) -> dict[str, str]:
+    def numbers(self, total: float, count: int, right: int) -> dict[str, float]:
+        """The scores, of the sum of losses over `count` tokens, of which `right` came first."""
+        numbers = {"loss": total / max(1, count), "accuracy": 100 * right / max(1, count)}
+        if self.bytes:
+            numbers["bits_per_byte"] = numbers["loss"] / math.log(2) * len(self.valid) / self.bytes
+        return numbers
+
+    def sample(self, model: LanguageModel, index: int) -> dict[str, str]:
+        """A piece of the validation text, and how the model goes on."""
         size = max(1, min(self.context, len(self.valid)) // 2)
         place = index * len(self.valid) // 7 % max(1, len(self.valid) - size)
         prompt = torch.tensor(self.valid[place : place + size].astype(np.int64))[None].to(model.device)

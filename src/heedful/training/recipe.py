@@ -26,6 +26,10 @@ from heedful.text.tokenizer import TokenizerConfig
 from heedful.training.start import model_of
 
 FOLDER = Path(__file__).parents[1] / "recipes"
+REMEDIES = {
+    "recurrence": "choose mix transformer_xl with position none, or mix softmax with position rotary, or set "
+    "task.memory=0"
+}
 
 
 class TrainingConfig(Config):
@@ -97,8 +101,9 @@ class Recipe(Config):
             known = did_you_mean(self.training.metric, self.task.metrics)
             raise ValueError(f"task {self.task.kind} has no metric {self.training.metric!r}{known}")
         for fact in sorted(self.task.facts - self.model.supports):
+            remedy = REMEDIES.get(fact, "choose another mix, such as softmax")
             raise ValueError(f"task {self.task.kind} needs an attention that supports {fact}, which this model's does "
-                             "not; choose another mix, such as softmax")  # fmt: skip
+                             f"not; {remedy}")  # fmt: skip
         if self.training.accumulate > 1 and not self.task.adds_up:
             raise ValueError(f"task {self.task.kind} compares the rows of a batch with each other, so a batch cannot "
                              "be split into micro-batches; set training.accumulate=1")  # fmt: skip

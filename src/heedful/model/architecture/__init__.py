@@ -78,6 +78,10 @@ class LanguageModel(Model):
     def new_cache(self, length: int) -> Cache:
         raise NotImplementedError
 
+    def new_memory(self, length: int, *, states: bool = True) -> Cache:
+        """A cache that keeps the last `length` tokens only: see `Stack`."""
+        raise NotImplementedError
+
 
 class SequenceToSequence(Model):
     """p(target | source), word by word. `source_limit`: how many positions a source may have; None = no end."""

@@ -31,7 +31,7 @@ class DecoderOnlyConfig(ArchitectureConfig):
 
     @property
     def supports(self) -> frozenset[str]:
-        return self.decoder.supports & frozenset({"segments", "prefix"})
+        return self.decoder.supports & frozenset({"segments", "prefix", "recurrence"})
 
     def limits(self) -> dict[str, int]:
         return stack_limits(decoder=self.decoder)
@@ -98,3 +98,6 @@ class DecoderOnly(LanguageModel):
 
     def new_cache(self, length: int) -> Cache:
         return self.decoder.new_cache(length)
+
+    def new_memory(self, length: int, *, states: bool = True) -> Cache:
+        return self.decoder.new_memory(length, states=states)

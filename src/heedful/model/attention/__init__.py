@@ -20,8 +20,10 @@ from heedful.model.sight import Sight
 #   bias, score     terms of the scores that a position scheme gives, see `Position`
 #   groups          fewer heads of keys and values than of queries
 #   cross           queries of another text than the keys
+#   recurrence      keys of earlier segments of a text before its own: see `SegmentMemory`
 FACTS = frozenset(
     {"causal", "window", "segments", "prefix", "global_tokens", "blocks", "bias", "score", "groups", "cross"}
+    | {"recurrence"}
 )
 REMEDIES = {
     "causal": "use it in an encoder",
@@ -93,12 +95,14 @@ class MixConfig(PartConfig):
                   test shows it
     projections   what is projected from the input, in this order; `key` and `value` must be among them. Without `query`
                   the keys are the queries too. Names that begin with `query` have all heads, others those of the keys
+    places        whether it has an encoding of positions of its own, and needs no other
     """
 
     folder: ClassVar[str] = "model/attention"
     supports: ClassVar[frozenset[str]] = frozenset()
     exact: ClassVar[bool] = True
     projections: ClassVar[tuple[str, ...]] = ("query", "key", "value")
+    places: ClassVar[bool] = False
 
     def build(self, shape: HeadShape) -> Mix:
         raise NotImplementedError

@@ -48,9 +48,11 @@ class Position(nn.Module):
 
 
 class PositionConfig(PartConfig):
-    """The contract. `needs`: what it asks of the attention, of `bias` and `score`."""
+    """The contract. `needs`: what it asks of the attention, of `bias` and `score`. `absolute`: whether states carry
+    where they stand, so that those of an earlier segment would contradict the new ones."""
 
     folder: ClassVar[str] = "model/position"
+    absolute: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
 
     @property

@@ -1,5 +1,7 @@
 """One learned vector per position, added to the embeddings."""
 
+from typing import ClassVar
+
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
@@ -13,6 +15,7 @@ from heedful.model.position import Position, PositionConfig
 class LearnedConfig(PositionConfig):
     """`offset` rows before position 0 stay unused: BART and RoBERTa published their tables so."""
 
+    absolute: ClassVar[bool] = True
     length: Size = 512
     offset: int = Field(0, ge=0)
 

@@ -1,6 +1,6 @@
 """Waves of many lengths, added to the embeddings."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -18,6 +18,7 @@ class SinusoidalConfig(PositionConfig):
     offset    what the first position is counted as (OpenNMT 1, M2M100 2)
     """
 
+    absolute: ClassVar[bool] = True
     base: float = Field(10000.0, gt=1)
     layout: Literal["interleaved", "halves"] = "interleaved"
     closed: bool = False

@@ -77,6 +77,12 @@ class Stack(nn.Module):
         """An empty cache with room for this many tokens; it grows if more come."""
         raise NotImplementedError
 
+    def new_memory(self, length: int, *, states: bool = True) -> Cache:
+        """A cache that keeps the last `length` tokens before the newest (Transformer-XL). It holds what the layers
+        read, a `SegmentMemory`, for training from segment to segment; or, without `states`, keys and values, which give
+        the same while the weights stay as they are, for less work."""
+        raise ValueError("this stack remembers no earlier segments; choose stack transformer, or set task.memory=0")
+
     def recomputable(self) -> list[nn.Module]:
         """The modules whose inner results may be thrown away and computed again (gradient checkpointing)."""
         return []

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from heedful.config import Probability, Size
 from heedful.model.attention import HeadShape
-from heedful.model.cache import LayersCache
+from heedful.model.cache import KeyValueCache, LayersCache, SegmentMemory
 from heedful.model.cpu.door import child_plan, plan_of
 from heedful.model.cpu.plan import (
     IdentityPlan,
@@ -57,7 +57,10 @@ class TransformerConfig(StackConfig):
 
     @property
     def supports(self) -> frozenset[str]:
-        return self.attention.mix.supports
+        """Earlier segments are seen only where nothing but distances counts: u . k_j of a turned key would not."""
+        mix, position = self.attention.mix, self.position
+        absolute = position.absolute or (mix.places and position.kind != "none")
+        return mix.supports - ({"recurrence"} if absolute else set())
 
     @property
     def limit(self) -> int | None:
@@ -202,11 +205,19 @@ class Transformer(Stack):
         """`positions` ((rows or 1) query), unless given, count on from the cache and start again with each segment.
         Rows padded on the left need `positions=positions_of(valid)`.
         """
-        assert cache is None or isinstance(cache, LayersCache)
+        assert cache is None or isinstance(cache, LayersCache | SegmentMemory)
         assert memory is None or isinstance(memory, LayerMemory)
+        recalled = cache if isinstance(cache, SegmentMemory) else None
+        if recalled is not None and positions is not None:
+            raise ValueError("positions count on from what the memory holds; leave positions out")
         positions = self._next_positions(x, segments, cache) if positions is None else self._within(positions)
+        key_positions = _key_positions(positions, cache)
+        if cache is not None and cache.memory is not None:  # facts of what is no longer kept are left out
+            keys = key_positions.shape[1]
+            facts = (None if fact is None else fact[:, -keys:] for fact in (valid, segments, global_tokens))
+            valid, segments, global_tokens = facts
         mask = Mask(causal=self.causal, key_valid=valid, segments=segments, prefix=prefix, global_tokens=global_tokens)
-        sights = self._sights(mask, positions, cache)
+        sights = self._sights(mask, positions, key_positions)
         if self.recomputed:
             for sight in sights.values():
                 sight.masked_bias()
@@ -219,7 +230,8 @@ class Transformer(Stack):
                 sight=sights[self.windows[index]],
                 memory=None if memory is None else memory.layers[index],
                 memory_sight=memory_sight,
-                cache=None if cache is None else cache.layers[index],
+                cache=cache.layers[index] if isinstance(cache, LayersCache) else None,
+                past=None if recalled is None else recalled.exchange(index, x),
             )
         return normed(x, self.norm)
 
@@ -229,6 +241,20 @@ class Transformer(Stack):
 
     def new_cache(self, length: int) -> LayersCache:
         return LayersCache([layer.attention.mix.new_cache(length) for layer in self.each_layer()])
+
+    def new_memory(self, length: int, *, states: bool = True) -> SegmentMemory | LayersCache:
+        if "recurrence" not in self.supports:
+            raise ValueError(
+                f"attention {self.mix_kind} with these positions cannot look at earlier segments; "
+                "choose mix transformer_xl and position none, or mix softmax and position rotary"
+            )
+        if states:
+            return SegmentMemory(self.depth, length)
+        layers = [layer.attention.mix.new_cache(length) for layer in self.each_layer()]
+        for layer in layers:
+            assert isinstance(layer, KeyValueCache)  # `recurrence` is for attentions to keys and values
+            layer.memory = length
+        return LayersCache(layers, memory=length)
 
     def recomputable(self) -> list[nn.Module]:
         return list(self.layers)
@@ -258,8 +284,8 @@ class Transformer(Stack):
         plan = plan_of(getattr(self, name), name)
         return None if isinstance(plan, IdentityPlan) else child_plan(self, name, NormPlan)
 
-    def _next_positions(self, x: Tensor, segments: Tensor | None, cache: LayersCache | None) -> Tensor:
-        if segments is not None:
+    def _next_positions(self, x: Tensor, segments: Tensor | None, cache: LayersCache | SegmentMemory | None) -> Tensor:
+        if segments is not None and (cache is None or cache.memory is None):
             return self._within(positions_in_segments(segments)[:, -x.shape[1] :])
         start = 0 if cache is None else cache.length
         end = start + x.shape[1]
@@ -277,7 +303,7 @@ class Transformer(Stack):
             learned = "learned" if self.limit == self.position.limit else "is made for"
             raise ValueError(f"{length} tokens, but this model {learned} {self.limit} positions; shorten the input")
 
-    def _sights(self, mask: Mask, positions: Tensor, cache: LayersCache | None) -> dict[int | None, Sight]:
+    def _sights(self, mask: Mask, positions: Tensor, key_positions: Tensor) -> dict[int | None, Sight]:
         """What the layers may know, by their window."""
         unsupported = mask.facts() - self.supports
         if unsupported:
@@ -285,9 +311,17 @@ class Transformer(Stack):
             raise ValueError(
                 f"attention {self.mix_kind} does not support {listed}; leave it out, or choose mix softmax"
             )
-        key_positions = positions if cache is None else cache.place(positions)
         sight = Sight(mask, positions, key_positions, self.position)
         return {window: sight if window is None else sight.with_window(window) for window in set(self.windows)}
+
+
+def _key_positions(positions: Tensor, cache: LayersCache | SegmentMemory | None) -> Tensor:
+    """Those of all keys, given those of the new tokens."""
+    if cache is None:
+        return positions
+    if isinstance(cache, LayersCache):
+        return cache.place(positions)
+    return torch.arange(cache.length + positions.shape[1], device=positions.device)[None]
 
 
 def _build_layer(config: TransformerConfig, shape: StackShape, layer: int) -> Layer:
