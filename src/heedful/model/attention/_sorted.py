@@ -25,8 +25,9 @@ class SortedText:
     order     batch heads rounds slots: the token in each slot; 0 where a slot is empty
     place     batch heads rounds key: the slot of each token
     group     the same as order: tokens of different groups do not see each other
-    before    chunks: the chunk before each one, all rounds of all rows counted through; -1 = none
-    after     the same for the chunk after; None = no chunk looks ahead
+    sees      chunks (2 or 3): the chunk before each one, itself and, unless nobody looks ahead, the one after; all
+              rounds of all rows counted through
+    alone     the same: whether there is no such neighbour after all
     near      chunk looked-at: what is added to all scores
     causal, window    are told from the tokens' places in the text, where `near` does not
     """
@@ -36,8 +37,8 @@ class SortedText:
     place: Tensor
     group: Tensor
     real: Tensor  # batch key
-    before: Tensor
-    after: Tensor | None
+    sees: Tensor
+    alone: Tensor
     near: Tensor | None
     causal: bool
     window: int | None
@@ -49,13 +50,15 @@ class SortedText:
         batch, heads, rounds, slots = order.shape
         number = torch.arange(batch * heads * rounds * slots // chunk, device=order.device)
         in_round, chunks = number % max(1, slots // chunk), slots // chunk
-        before = torch.where(in_round > 0, number - 1, -1)
-        after = None if causal else torch.where(in_round < chunks - 1, number + 1, -1)
+        sees = torch.stack([number - 1, number] if causal else [number - 1, number, number + 1], dim=1)
+        in_its_round = in_round[:, None] + torch.arange(-1, sees.shape[1] - 1, device=order.device)
+        alone = (in_its_round < 0) | (in_its_round >= chunks)
         slot = torch.arange(chunk, device=order.device)[:, None]
         ahead = torch.arange(-chunk, chunk if causal else 2 * chunk, device=order.device) - slot
         hidden = (ahead.abs() > chunk) | ((ahead > 0) if causal else False)
         near = torch.zeros(ahead.shape, device=order.device).masked_fill_(hidden, HIDDEN).masked_fill_(ahead == 0, OWN)
-        return cls(chunk, order, place, group, real, before, after, near, causal=False, window=window)
+        sees = sees.clamp(0, max(0, len(sees) - 1))
+        return cls(chunk, order, place, group, real, sees, alone, near, causal=False, window=window)
 
     @classmethod
     def of_chunks(cls, buckets: Tensor, real: Tensor, *, chunk: int, causal: bool, window: int | None) -> "SortedText":
@@ -71,13 +74,13 @@ class SortedText:
         last = (row + (turn - 1) % rounds) * chunks + used - 1
         first = (row + (turn + 1) % rounds) * chunks
         here = (row + turn) * chunks + number
-        alone = (used <= 1) | (number >= used)  # a text of one chunk sees it once
-        before = torch.where(number > 0, here - 1, last).masked_fill(alone, -1)
-        after = torch.where(number < used - 1, here + 1, first)
-        after = after.masked_fill(alone | ((used == 2) & (rounds == 1)), -1)
-        group = group.clamp(max=0)
-        ahead = None if causal else after.flatten()
-        return cls(chunk, order, place, group, real, before.flatten(), ahead, None, causal=causal, window=window)
+        before, after = torch.where(number > 0, here - 1, last), torch.where(number < used - 1, here + 1, first)
+        single = ((used <= 1) | (number >= used)).expand_as(here)  # a text of one chunk sees it once
+        double = (used == 2) & (rounds == 1)  # and the other one of two as well
+        sees = torch.stack([before, here] if causal else [before, here, after], dim=-1)
+        alone = torch.stack([single, here < 0] if causal else [single, here < 0, single | double], dim=-1)
+        sees, alone = sees.flatten(0, 3).clamp(min=0), alone.flatten(0, 3)
+        return cls(chunk, order, place, group.clamp(max=0), real, sees, alone, None, causal=causal, window=window)
 
     @property
     def rows(self) -> Tensor:
@@ -98,22 +101,17 @@ class SortedText:
 
     def looked_at(self, chunks: Tensor, part: slice) -> Tensor:
         """The chunks that each chunk of a part sees, side by side: part looked-at ..."""
-        seen = [chunks.index_select(0, self.before[part].clamp(min=0)), chunks[part]]
-        if self.after is not None:
-            seen.append(chunks.index_select(0, self.after[part].clamp(min=0)))
-        return torch.cat(seen, dim=1)
+        seen = chunks.index_select(0, self.sees[part].flatten())
+        return seen.view(-1, self.sees.shape[1] * self.chunk, *chunks.shape[2:])
 
     def give_back(self, chunks: Tensor, looked_at: Tensor, part: slice) -> None:
         """Add to the chunks what belongs to them of `looked_at`: the way back of that."""
-        chunks[part] += looked_at[:, self.chunk : 2 * self.chunk]
-        chunks.index_add_(0, self.before[part].clamp(min=0), looked_at[:, : self.chunk])
-        if self.after is not None:
-            chunks.index_add_(0, self.after[part].clamp(min=0), looked_at[:, 2 * self.chunk :])
+        chunks.index_add_(0, self.sees[part].flatten(), looked_at.view(-1, *chunks.shape[1:]))
 
     def parts(self) -> Iterator[slice]:
         """A few chunks at a time."""
-        size = max(1, SCORES // (3 * self.chunk * self.chunk))
-        for start in range(0, len(self.before), size):
+        size = max(1, SCORES // (self.sees.shape[1] * self.chunk**2))
+        for start in range(0, len(self.sees), size):
             yield slice(start, start + size)
 
     def scores(self, query: Tensor, key: Tensor, part: slice) -> Tensor:
@@ -128,9 +126,7 @@ class SortedText:
         group = self.group.view(-1, self.chunk)
         others = self.looked_at(group, part)
         others = others.masked_fill(others == NOBODY, NOBODY - 1)  # not even to each other
-        others[:, : self.chunk].masked_fill_(self.before[part, None] < 0, NOBODY - 1)
-        if self.after is not None:
-            others[:, 2 * self.chunk :].masked_fill_(self.after[part, None] < 0, NOBODY - 1)
+        others.view(-1, self.sees.shape[1], self.chunk).masked_fill_(self.alone[part, :, None], NOBODY - 1)
         hidden = group[part, :, None] != others[:, None]
         if self.near is not None and self.window is None:
             return hidden
@@ -192,7 +188,7 @@ class _AttendSorted(torch.autograd.Function):
         for part in text.parts():
             scores = text.scores(queries[part], text.looked_at(keys, part), part)
             torch.amax(scores, -1, keepdim=True, out=highest[part])
-            weights = scores.sub_(highest[part]).exp_()
+            weights = _exp(scores.sub_(highest[part]))
             torch.sum(weights, -1, keepdim=True, out=total[part])
             torch.bmm(draw.dropped(weights), text.looked_at(values, part), out=gathered[part])
         each, heights, totals = (_in_rounds(x, text) for x in (gathered, highest, total))  # rows rounds key (head or 1)
@@ -218,7 +214,7 @@ class _AttendSorted(torch.autograd.Function):
         draw = _Draw(ctx.dropout, ctx.seed, query.device)
         for part in text.parts():
             looked_at, seen = text.looked_at(keys, part), text.looked_at(values, part)
-            weights = text.scores(queries[part], looked_at, part).sub_(tops[part]).exp_()
+            weights = _exp(text.scores(queries[part], looked_at, part).sub_(tops[part]))
             kept = draw.kept(weights)
             d_weights = torch.bmm(d_gathered[part], seen.transpose(1, 2))
             used = weights if kept is None else weights * kept
@@ -228,6 +224,12 @@ class _AttendSorted(torch.autograd.Function):
             text.give_back(d_keys, torch.bmm(d_scores.transpose(1, 2), queries[part]), part)
         found = (_in_rounds(x, text).sum(1).view(value.shape) for x in (d_queries, d_keys, d_values))
         return *found, None, None, None
+
+
+def _exp(x: Tensor) -> Tensor:
+    """Of what is not above zero, in its place. Numbers too small for the format cost the processor twenty times as much
+    as others: exp(-80) = 1.8e-35 stands for them."""
+    return x.clamp_(min=-80).exp_()
 
 
 def _in_chunks(x: Tensor, text: SortedText) -> Tensor:
