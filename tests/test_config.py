@@ -92,6 +92,12 @@ def test_a_preset_survives_being_written_and_read(name):
     assert parse(type(config), config.model_dump(mode="json")) == config
 
 
+def test_keys_deep_inside_another_kind_may_follow_it():
+    changed = override(BASE, ["encoder=reversible", "encoder.attention.heads=2", "encoder.attention.mix=lsh"])
+    assert changed.encoder.kind == "reversible" and changed.encoder.attention.mix.kind == "lsh"
+    assert changed.encoder.attention.heads == 2
+
+
 def test_overrides_change_only_what_they_name():
     changed = override(BASE, ["decoder.layers=3", "encoder.position={kind: rotary, base: 500}"])
     assert changed.decoder.layers == 3
