@@ -7,6 +7,8 @@ are -1e5, of which single precision keeps two digits after the point.
 import pytest
 import torch
 
+from heedful.exchange.hugging_face import load, save
+from heedful.families import family, their_names
 from heedful.model.attention.lsh import LshConfig
 from heedful.model.mask import Mask
 from heedful.model.multihead import MultiHeadConfig, SelfAttention
@@ -111,3 +113,63 @@ def test_so_are_they_with_padding(size, causal, side):
 def test_a_text_of_one_chunk_is_seen_whole_by_both(size, causal):
     theirs, ours, x = both(size, causal=causal)
     run(theirs, ours, x[:, : SIZES[size][3]], None, causal=causal)
+
+
+def whole(folder, **changes):
+    """Their model with random weights, written to a folder, and ours, read from it, in double precision."""
+    keys = {"attn_layers": ["lsh"] * 3, "hidden_size": 13, "attention_head_size": 5, "num_attention_heads": 3}
+    keys |= {"feed_forward_size": 17, "num_buckets": 6, "num_hashes": 2, "lsh_attn_chunk_length": 7, "vocab_size": 53}
+    keys |= {"axial_pos_embds": False, "max_position_embeddings": 41, "is_decoder": True, "hash_seed": 3}
+    keys |= {"hidden_dropout_prob": 0.0, "lsh_attention_probs_dropout_prob": 0.0, "layer_norm_eps": 1e-5, **changes}
+    torch.manual_seed(0)
+    theirs = transformers.ReformerModelWithLMHead(transformers.ReformerConfig(**keys))
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    theirs.save_pretrained(folder)
+    opened = load(folder)
+    ours = opened.model.double().eval()
+    for layer in ours.decoder.layers:
+        torch.manual_seed(3)
+        layer.attention.mix.rotations = torch.randn(layer.attention.mix.rotations.shape, dtype=torch.float64)
+    return theirs.double(), ours, opened
+
+
+def test_a_whole_model_opens_and_its_reversible_gradients_are_theirs(tmp_path):
+    theirs, ours, opened = whole(tmp_path / "theirs")
+    text = torch.randint(0, 53, (2, 35), generator=torch.Generator().manual_seed(0))
+    wanted, found = theirs.train()(text, use_cache=False).logits, ours(text)
+    torch.testing.assert_close(found, wanted)
+    wanted.log_softmax(-1)[..., 3].sum().backward()
+    found.log_softmax(-1)[..., 3].sum().backward()
+    table = family("reformer").names(ours.config)
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, torch.cat([gradients[their] for their in their_names(name, table)]))
+    save(ours.float(), tmp_path / "ours", "reformer", details=opened.details)
+    again = transformers.ReformerModelWithLMHead.from_pretrained(tmp_path / "ours").eval()
+    short = text[:, :7]
+    torch.testing.assert_close(again(short).logits, theirs.float().eval()(short).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_the_same_directions_are_drawn_whenever_a_folder_is_opened(tmp_path):
+    _, _, first = whole(tmp_path / "theirs")
+    state = torch.get_rng_state()
+    second, third = load(tmp_path / "theirs").model, load(tmp_path / "theirs").model
+    assert torch.equal(state, torch.get_rng_state())
+    layers = [model.decoder.layers[1].attention.mix.rotations for model in (second, third)]
+    assert torch.equal(*layers) and not torch.equal(layers[0], second.decoder.layers[0].attention.mix.rotations)
+    assert first.family == "reformer"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attn_layers": ["local", "lsh"]}, "only lsh layers"),
+        ({"lsh_num_chunks_before": 2}, "lsh_num_chunks_before=2 is not known here; only 1"),
+        ({"num_buckets": None}, "set num_buckets in config.json"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused(change, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        whole(tmp_path, **change)
