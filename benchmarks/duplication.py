@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--sees", choices=["chunk", "bucket"], default="chunk")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--texts", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
