@@ -22,7 +22,7 @@ BAD = {
     "encoder.laeyrs=2": "encoder: unknown key 'laeyrs'; did you mean 'layers'?",
     "encodr.layers=2": "unknown key 'encodr'; did you mean 'encoder'?",
     "encoder.position=rotry": "encoder.position: unknown position 'rotry'; did you mean 'rotary'?",
-    "encoder.attention.mix=flash": "unknown attention 'flash'; known: .*reference, softmax",
+    "encoder.attention.mix=magic": "unknown attention 'magic'; known: .*reference, .*softmax",
     "encoder.layers=-2": "encoder.layers: input should be greater than or equal to 1, not -2",
     "vocab=0": "vocab: input should be greater than or equal to 1, not 0",
     "vocab=many": "vocab: input should be a valid integer.* not 'many'",
@@ -90,6 +90,12 @@ def test_every_file_of_a_folder_is_found_by_its_name(contract):
 def test_a_preset_survives_being_written_and_read(name):
     config = preset(name)
     assert parse(type(config), config.model_dump(mode="json")) == config
+
+
+def test_keys_deep_inside_another_kind_may_follow_it():
+    changed = override(BASE, ["encoder=reversible", "encoder.attention.heads=2", "encoder.attention.mix=lsh"])
+    assert changed.encoder.kind == "reversible" and changed.encoder.attention.mix.kind == "lsh"
+    assert changed.encoder.attention.heads == 2
 
 
 def test_overrides_change_only_what_they_name():

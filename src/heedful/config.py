@@ -121,13 +121,22 @@ def override(config: ConfigT, assignments: Iterable[str]) -> ConfigT:
         for depth, parent in enumerate(parents):
             if parent not in place:
                 raise ValueError(f"unknown key {'.'.join(parents[: depth + 1])!r}{did_you_mean(parent, place)}")
-            if isinstance(place[parent], str) and isinstance(_at(config, parents[: depth + 1]), PartConfig):
-                place[parent] = {"kind": place[parent]}
+            old = _at(config, parents[: depth + 1])
+            if isinstance(place[parent], str) and isinstance(old, PartConfig):
+                place[parent] = _defaults(old, place[parent])
             if not isinstance(place[parent], dict):
                 raise ValueError(f"{path!r}: {parent!r} holds {place[parent]!r}, which has no keys of its own")
             place = place[parent]
         place[last] = yaml.safe_load(text)
     return parse(type(config), data)
+
+
+def _defaults(old: PartConfig, kind: str) -> dict[str, Any]:
+    """What another kind of part has in the place of this one, so that keys deep inside it may be changed."""
+    if kind not in kinds(old.folder):
+        return {"kind": kind}
+    contract: type[PartConfig] = next(one for one in type(old).__mro__ if "folder" in vars(one))
+    return part_config(contract, kind)().model_dump()
 
 
 def _at(config: Config, path: list[str]) -> Any:

@@ -65,7 +65,7 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = torch.float32) -> Op
                       stacklevel=2)  # fmt: skip
     if left_out:
         warnings.warn(f"{folder}: left out what the model does not use: {_some(left_out)}", stacklevel=2)
-    model.load_state_dict(weights, assign=True)
+    model.load_state_dict({**weights, **_drawn(model)}, assign=True)
     beyond = set(theirs) - {"model_type"} - set(known.write_config(config))
     return Opened(
         model=model.to(dtype) if dtype else model,
@@ -73,6 +73,22 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = torch.float32) -> Op
         details={key: theirs[key] for key in sorted(beyond)},
         left_out=left_out,
     )
+
+
+def _drawn(model: Model) -> State:
+    """The buffers of parts that draw them, such as random directions, which their files do not hold: the same whenever
+    a folder is opened."""
+    found: State = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for place, module in model.named_modules():
+            own = dict(module.named_buffers(recurse=False))
+            if own and hasattr(module, "first_weights"):
+                for name, buffer in own.items():
+                    setattr(module, name, torch.empty_like(buffer, device="cpu"))
+                module.first_weights()
+                found |= {f"{place}.{name}": getattr(module, name) for name in own}
+    return found
 
 
 def read_config(folder: str | Path) -> ArchitectureConfig:

@@ -94,7 +94,7 @@ def their_names(ours: str, names: Names) -> tuple[str, ...]:
 
 def transformer(stack: StackConfig) -> TransformerConfig:
     """The stack as that of a published family, which are all made of Transformer layers."""
-    if not isinstance(stack, TransformerConfig):
+    if not isinstance(stack, TransformerConfig) or stack.kind != TransformerConfig.default:
         raise ValueError(f"Hugging Face's families have no {stack.kind} stack; only a transformer can be written")
     return stack
 

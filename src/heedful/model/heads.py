@@ -22,21 +22,31 @@ from heedful.model.norm import NormConfig
 
 
 class VocabularyConfig(Config):
-    """`scale` multiplies the states by 1/sqrt(width) first, as T5 does where input and output share a table."""
+    """`scale` multiplies the states by 1/sqrt(width) first, as T5 does where input and output share a table. `wide`: a
+    table of its own is as wide as the model, though the embeddings are narrower (Reformer)."""
 
     kind: Literal["vocabulary"] = "vocabulary"
     bias: bool = False
     scale: bool = False
+    wide: bool = False
 
     def build(self, *, width: int, table_width: int, vocab: int, tied: bool) -> "Vocabulary":
+        table_width = self.width_of_table(width, table_width, tied)
         return Vocabulary(self, width=width, table_width=table_width, vocab=vocab, tied=tied)
 
+    def width_of_table(self, width: int, table_width: int, tied: bool) -> int:
+        if self.wide and tied:
+            raise ValueError("a tied table is as wide as the embeddings; set head.wide=false, or do not tie the output")
+        return width if self.wide else table_width
+
     def parameters(self, *, width: int, table_width: int, vocab: int, tied: bool) -> int:
+        table_width = self.width_of_table(width, table_width, tied)
         own = 0 if tied else vocab * table_width
         lower = linear_parameters(width, table_width, bias=True) if table_width != width else 0
         return own + lower + (vocab if self.bias else 0)
 
     def flops(self, *, width: int, table_width: int, vocab: int) -> int:
+        table_width = width if self.wide else table_width
         lower = 2 * width * table_width if table_width != width else 0
         return lower + 2 * table_width * vocab
 

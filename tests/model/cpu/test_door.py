@@ -109,6 +109,7 @@ FIELDS = {
         "kind": [],  # there is but one
         "bias": [({"head.bias": True}, None)],
         "scale": [({"head.scale": True}, "head: head: scale: no kernel yet")],
+        "wide": [({"head.wide": True, "tie": "inputs"}, None)],
     },
     SinusoidalConfig: {
         "base": [({"stack.position.kind": "sinusoidal", "stack.position.base": 100.0}, None)],

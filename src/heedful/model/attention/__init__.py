@@ -93,6 +93,7 @@ class MixConfig(PartConfig):
     supports      the facts it can honour, of `FACTS`; a recipe that asks for another is refused when it is read
     exact         whether it equals `reference` under the same facts. Otherwise its docstring says when it does, and its
                   test shows it
+    long          whether time and memory grow less than with the square of the length: it never builds an n x n matrix
     projections   what is projected from the input, in this order; `key` and `value` must be among them. Without `query`
                   the keys are the queries too. Names that begin with `query` have all heads, others those of the keys
     places        whether it has an encoding of positions of its own, and needs no other
@@ -101,6 +102,7 @@ class MixConfig(PartConfig):
     folder: ClassVar[str] = "model/attention"
     supports: ClassVar[frozenset[str]] = frozenset()
     exact: ClassVar[bool] = True
+    long: ClassVar[bool] = False
     projections: ClassVar[tuple[str, ...]] = ("query", "key", "value")
     places: ClassVar[bool] = False
 

@@ -222,7 +222,12 @@ class Transformer(Stack):
             for sight in sights.values():
                 sight.masked_bias()
         x = self.dropout(normed(self.position.embed(x, positions), self.embedding_norm))
-        x = self.lift(x)
+        x = self._through_layers(self.lift(x), sights, memory, cache)
+        return normed(x, self.norm)
+
+    def _through_layers(
+        self, x: Tensor, sights: dict[int | None, Sight], memory: LayerMemory | None, cache: LayersCache | None
+    ) -> Tensor:
         memory_sight = None if memory is None else Sight(memory.mask)
         for index, layer in enumerate(self.each_layer()):
             x = layer(
@@ -233,7 +238,7 @@ class Transformer(Stack):
                 cache=cache.layers[index] if isinstance(cache, LayersCache) else None,
                 past=None if recalled is None else recalled.exchange(index, x),
             )
-        return normed(x, self.norm)
+        return x
 
     def read(self, states: Tensor, valid: Tensor | None = None, *, inputs: Tensor | None = None) -> LayerMemory:
         layers = [layer.cross.read(states) for layer in self.each_layer() if layer.cross is not None]
