@@ -36,7 +36,7 @@ REMEDIES = {
 @dataclass(frozen=True)
 class HeadShape:
     """What a mix is built for. `length`: the longest text there can be, where that is known; `scale`: what q . k is
-    multiplied by; `dropout`: of the weights, in training."""
+    multiplied by; `dropout`: of the weights, in training; `layer`: which one of its stack, for what is drawn at random."""
 
     heads: int
     kv_heads: int
@@ -47,6 +47,7 @@ class HeadShape:
     window: int | None = None
     scale: float = 1.0
     dropout: float = 0.0
+    layer: int = 0
 
 
 class Mix(nn.Module):
@@ -91,6 +92,7 @@ class MixConfig(PartConfig):
     supports      the facts it can honour, of `FACTS`; a recipe that asks for another is refused when it is read
     exact         whether it equals `reference` under the same facts. Otherwise its docstring says when it does, and its
                   test shows it
+    long          whether it never builds a matrix of all queries and all keys, forwards or backwards
     projections   what is projected from the input, in this order; `key` and `value` must be among them. Without `query`
                   the keys are the queries too. Names that begin with `query` have all heads, others those of the keys
     """
@@ -98,6 +100,7 @@ class MixConfig(PartConfig):
     folder: ClassVar[str] = "model/attention"
     supports: ClassVar[frozenset[str]] = frozenset()
     exact: ClassVar[bool] = True
+    long: ClassVar[bool] = False
     projections: ClassVar[tuple[str, ...]] = ("query", "key", "value")
 
     def build(self, shape: HeadShape) -> Mix:
