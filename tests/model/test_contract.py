@@ -27,6 +27,7 @@ SIZES = {  # width, heads, head, hidden; with 3 x 11 tokens there are rows enoug
     "primes": (28, 4, 6, 13),
     "kernels": (64, 4, 16, 48),
 }
+WINDOWED = ("window", "longformer")  # they need a window; one of TARGET is as good as none
 ATTENTIONS, POSITIONS = kinds("model/attention"), kinds("model/position")
 EXACT = [kind for kind in ATTENTIONS if part_config(MixConfig, kind).exact]
 # Every attention with one position, every position with the default attention, and keys shared by groups of heads.
@@ -50,6 +51,8 @@ def supporting(*facts):
 
 def stack(parts, *, placement="pre", window=None) -> TransformerConfig:
     attention, position, kv_heads, size = parts
+    if attention in WINDOWED:
+        window = tuple(one or TARGET for one in window) if isinstance(window, tuple) else window or TARGET
     _, heads, head, hidden = SIZES[size]
     return TransformerConfig(
         layers=2,
@@ -308,6 +311,9 @@ def test_what_a_mix_does_not_support_is_refused_when_the_config_is_read(kind):
         "window": {"attention": {"heads": 4, "window": 3, "mix": kind}},
         "bias": {"attention": {"heads": 4, "mix": kind}, "position": "alibi"},
     }
+    if kind in WINDOWED:
+        for one in asked.values():
+            one["attention"].setdefault("window", 3)
     for fact, stack in asked.items():
         if fact not in config.supports:
             with pytest.raises(ValueError, match=f"encoder: attention {kind} does not support {fact}; "):

@@ -36,7 +36,8 @@ REMEDIES = {
 @dataclass(frozen=True)
 class HeadShape:
     """What a mix is built for. `length`: the longest text there can be, where that is known; `scale`: what q . k is
-    multiplied by; `dropout`: of the weights, in training; `layer`: which one of its stack, for what is drawn at random."""
+    multiplied by; `dropout`: of the weights, in training; `layer`: its place in the stack, for what is drawn by
+    chance."""
 
     heads: int
     kv_heads: int

@@ -1,0 +1,155 @@
+"""Banded and blocked attentions by themselves: against the plain formula with the same facts, and step by step."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heedful.config import part_config
+from heedful.model.attention import HeadShape, MixConfig
+from heedful.model.attention.reference import ReferenceConfig
+from heedful.model.attention.window import RecentCache, Window
+from heedful.model.mask import Blocks, Mask
+from heedful.model.position.alibi import Alibi
+from heedful.model.sight import Sight
+
+SIZES = {"primes": (2, 6, 3, 5), "kernels": (2, 4, 4, 16)}  # batch heads kv_heads head
+
+
+def tensors(size, length, *, parts=3, seed=0, dtype=torch.float32):
+    batch, heads, kv_heads, head = SIZES[size]
+    generator = torch.Generator().manual_seed(seed)
+    counts = [heads, kv_heads, kv_heads] * 2
+    return [
+        torch.randn(batch, count, length, head, generator=generator, dtype=dtype).requires_grad_()
+        for count in counts[:parts]
+    ]
+
+
+def build(kind, size, *, window=None, causal=False, **options):
+    _, heads, kv_heads, head = SIZES[size]
+    shape = HeadShape(heads=heads, kv_heads=kv_heads, head=head, causal=causal, window=window, scale=head**-0.5)
+    config = part_config(MixConfig, kind)(**options)
+    config.check(shape)
+    return config.build(shape)
+
+
+def facts(mask_facts, batch, length, seed, *, window=None, causal=False):
+    generator = torch.Generator().manual_seed(seed)
+    given = {"causal": causal, "window": window}
+    if "valid" in mask_facts:
+        given["key_valid"] = torch.rand(batch, length, generator=generator) < 0.6
+    if "segments" in mask_facts:
+        given["segments"] = torch.randint(0, 3, (batch, length), generator=generator).sort().values
+    if "prefix" in mask_facts and causal:
+        given["prefix"] = torch.randint(0, length + 1, (batch,), generator=generator)
+    if "global" in mask_facts:
+        given["global_tokens"] = torch.rand(batch, length, generator=generator) < 0.2
+    return Mask(**given)
+
+
+def same(mix, plain, inputs, sight, plain_sight, tolerance=2e-5):
+    """Value and gradient, in every input."""
+    found, expected = mix(*inputs, sight=sight), plain(*inputs, sight=plain_sight)
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=1e-4)
+    weight = torch.linspace(-1, 1, found.numel(), dtype=found.dtype).reshape(found.shape)
+    gradients = [torch.autograd.grad((made * weight).sum(), inputs, retain_graph=True) for made in (found, expected)]
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second, atol=5 * tolerance, rtol=1e-3)
+
+
+def dilated(mask, length, window, dilation):
+    place = torch.arange(length)
+    away = (place[:, None] - place).abs()
+    near = (away < window * dilation) & (away % dilation == 0)
+    return replace(mask, window=None, blocks=Blocks(1, near[None]), _made={})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.sampled_from(list(SIZES)),
+    length=st.integers(1, 150),
+    window=st.integers(1, 60),
+    dilation=st.sampled_from([1, 1, 2, 3]),
+    causal=st.booleans(),
+    known=st.sets(st.sampled_from(["valid", "segments", "prefix"])),
+    biased=st.booleans(),
+    seed=st.integers(0, 100),
+)
+def test_a_window_equals_the_formula_in_value_and_gradient(size, length, window, dilation, causal, known, biased, seed):
+    mask = facts(known, SIZES[size][0], length, seed, window=window, causal=causal)
+    positions = torch.arange(length)[None]
+    position = Alibi(SIZES[size][1]) if biased else None
+    sight = Sight(mask, positions, positions, position)
+    plain = replace(sight, mask=dilated(mask, length, window, dilation), _made={}, _additive={})
+    mix = build("window", size, window=window, causal=causal, dilation=dilation)
+    same(mix, ReferenceConfig().build(HeadShape(4, 4, 5, scale=mix.scale)), tensors(size, length), sight, plain)
+    query, key, value = tensors(size, length)
+    groups = query.shape[1] // key.shape[1]
+    shown = mix.weights(query, key, sight=sight) @ value.repeat_interleave(groups, dim=1)
+    torch.testing.assert_close(shown, mix(query, key, value, sight=sight), atol=2e-5, rtol=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    cuts=st.sets(st.integers(1, 40), max_size=8),
+    window=st.integers(1, 12),
+    dilation=st.sampled_from([1, 2, 3]),
+    known=st.sets(st.sampled_from(["valid", "segments"])),
+    biased=st.booleans(),
+)
+@torch.no_grad()
+def test_a_window_step_by_step_equals_the_full_pass_and_keeps_only_the_window(cuts, window, dilation, known, biased):
+    length = 41
+    mask = facts(known, 2, length, 1, window=window, causal=True)
+    position, places = Alibi(6) if biased else None, torch.arange(length)[None]
+    mix = build("window", "primes", window=window, causal=True, dilation=dilation)
+    query, key, value = tensors("primes", length)
+    whole = mix(query, key, value, sight=Sight(mask, places, places, position))
+    cache, made = mix.new_cache(1), []
+    rows = torch.tensor([1, 0])
+    for start, end in pairwise([0, *sorted(cuts), length]):
+        part = replace(
+            mask,
+            key_valid=None if mask.key_valid is None else mask.key_valid[:, :end],
+            segments=None if mask.segments is None else mask.segments[:, :end],
+            _made={},
+        )
+        sight = Sight(part, places[:, start:end], places[:, :end], position)
+        new = [x[:, :, start:end] for x in (query, key, value)]
+        made.append(mix(*new, sight=sight, cache=cache))
+        cache.select(rows)  # there and back again: what is remembered changes places too
+        cache.select(rows)
+    torch.testing.assert_close(torch.cat(made, dim=2), whole, atol=2e-5, rtol=1e-4)
+    assert cache.length == length
+
+
+@torch.no_grad()
+def test_the_memory_of_a_window_does_not_grow():
+    cache, sizes = RecentCache(4), []
+    x = torch.zeros(1, 1, 100, 2)
+    cache.append(x, x)
+    for _ in range(50):
+        key, _ = cache.append(x[:, :, :1], x[:, :, :1])
+        sizes.append(key.untyped_storage().nbytes() // 8)
+        assert key.shape[2] == 5
+    assert max(sizes) <= 8 and cache.length == 150
+
+
+def test_two_places_by_hand():
+    """A window of 2 is the token and the one before it, as in Mistral."""
+    mix = Window(2, 1, causal=True, scale=1.0, dropout=0.0)
+    value = torch.eye(5)[None, None]
+    zeros = torch.zeros_like(value)
+    weights = mix(zeros, zeros, value, sight=Sight(Mask(causal=True, window=2)))[0, 0]
+    assert weights.tolist() == [[1, 0, 0, 0, 0], [0.5, 0.5, 0, 0, 0], [0, 0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5, 0],
+                                [0, 0, 0, 0.5, 0.5]]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["window"])
+def test_without_a_window_it_is_refused(kind):
+    with pytest.raises(ValueError, match=f"attention {kind} needs a window in every layer; set attention.window"):
+        build(kind, "kernels")

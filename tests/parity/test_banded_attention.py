@@ -1,0 +1,100 @@
+"""Windows, Longformer and BigBird against transformers and torch: values and gradients, padding included."""
+
+import os
+
+import pytest
+import torch
+import transformers as hf
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from heedful.config import part_config
+from heedful.model.attention import HeadShape, MixConfig
+from heedful.model.mask import Mask
+from heedful.model.sight import Sight
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+SIZES = {"primes": (3, 7), "kernels": (4, 16)}  # heads, head
+
+
+def parts(size, length, *, batch=2, count=3, seed=0):
+    heads, head = SIZES[size]
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, heads, length, head, generator=generator).requires_grad_() for _ in range(count)]
+
+
+def built(kind, size, *, window=None, causal=False, layer=0, **options):
+    heads, head = SIZES[size]
+    shape = HeadShape(heads, heads, head, causal=causal, window=window, scale=head**-0.5, layer=layer)
+    return part_config(MixConfig, kind)(**options).build(shape)
+
+
+def randomised(model, std=0.3):
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * std)
+    return model
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("length", "window"), [(131, 17), (64, 5), (40, 40), (97, 1)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_equals_flex_attention(size, length, window, causal):
+    query, key, value = (part.detach() for part in parts(size, length))  # on a CPU, flex_attention has no gradient
+    valid = torch.ones(2, length, dtype=torch.bool)
+    valid[1, length - 7 :] = False
+    valid[0, 3] = False  # in the middle
+
+    def seen(batch, head, query, key):
+        near = ((query - key).abs() < window) & valid[batch, key]
+        return near & (query >= key) if causal else near
+
+    expected = flex_attention(query, key, value, block_mask=create_block_mask(seen, 2, None, length, length, "cpu"))
+    mix = built("window", size, window=window, causal=causal)
+    found = mix(query, key, value, sight=Sight(Mask(causal=causal, window=window, key_valid=valid)))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("width", "heads", "kv_heads"), [(30, 5, 5), (64, 4, 2), (64, 4, 4)])
+@pytest.mark.parametrize("window", [1, 4, 37, 80])
+def test_a_causal_window_equals_mistral(width, heads, kv_heads, window):
+    """Its self-attention with rotary positions, inside our layer; the text is padded on the right."""
+    from heedful.model.multihead import MultiHeadConfig, SelfAttention
+    from heedful.model.position.rotary import RotaryConfig
+
+    config = hf.MistralConfig(vocab_size=11, hidden_size=width, intermediate_size=8, num_hidden_layers=1,
+                              num_attention_heads=heads, num_key_value_heads=kv_heads, sliding_window=window,
+                              attn_implementation="eager")  # fmt: skip
+    theirs = randomised(hf.MistralModel(config))
+    multihead = MultiHeadConfig(
+        heads=heads, kv_heads=kv_heads, window=window, bias=False, output_bias=False, mix="window"
+    )
+    ours = SelfAttention(multihead, width, multihead.shape(width, causal=True))
+    their = theirs.layers[0].self_attn
+    with torch.no_grad():
+        ours.query_key_value.weight.copy_(torch.cat([their.q_proj.weight, their.k_proj.weight, their.v_proj.weight]))
+        ours.output.weight.copy_(their.o_proj.weight)
+    x = torch.randn(2, 61, width, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    valid = torch.arange(61) < torch.tensor([[61], [50]])
+    positions = torch.arange(61)[None]
+    position = RotaryConfig().build(width=width, heads=heads, head_width=width // heads, causal=True)
+    found = ours(x, sight=Sight(Mask(causal=True, window=window, key_valid=valid), positions, positions, position))
+    place = torch.arange(61)
+    away = place[:, None] - place
+    mask = ((away >= 0) & (away < config.sliding_window))[None, None] & valid[:, None, None]
+    additive = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    expected, _ = their(x, position_embeddings=theirs.rotary_emb(x, positions), attention_mask=additive)
+    torch.testing.assert_close(found[valid], expected[valid], atol=2e-5, rtol=1e-4)
+    gradients = [torch.autograd.grad(y[valid].square().sum(), x)[0] for y in (found, expected)]
+    torch.testing.assert_close(*gradients, atol=2e-3, rtol=1e-3)
+
+
+def test_a_whole_mistral_makes_the_same_mask():
+    """`sliding_window` of transformers is our `window`, itself included."""
+    config = hf.MistralConfig(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=1, sliding_window=3,
+                              num_attention_heads=2, num_key_value_heads=2, attn_implementation="eager")  # fmt: skip
+    model = randomised(hf.MistralModel(config))
+    with torch.no_grad():
+        weights = model(torch.arange(9)[None], output_attentions=True).attentions[0][0, 0]
+    dense = Mask(causal=True, window=3).dense(9, 9, torch.device("cpu"))
+    assert torch.equal(weights > 0, dense[0, 0])
