@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.config import part_config
-from heedful.model.attention import HeadShape, MixConfig
+from heedful.model.attention import HeadShape, MixConfig, flash
 from heedful.model.attention.reference import ReferenceConfig
 from heedful.model.attention.window import RecentCache, Window
 from heedful.model.mask import Blocks, Mask
+from heedful.model.position import Position, PositionConfig
 from heedful.model.position.alibi import Alibi
 from heedful.model.sight import Sight
 
@@ -153,3 +154,91 @@ def test_two_places_by_hand():
 def test_without_a_window_it_is_refused(kind):
     with pytest.raises(ValueError, match=f"attention {kind} needs a window in every layer; set attention.window"):
         build(kind, "kernels")
+
+
+def position_of(kind, heads, head):
+    if kind is None:
+        return None
+    torch.manual_seed(0)
+    position = part_config(PositionConfig, kind)().build(width=8, heads=heads, head_width=head, causal=False)
+    for parameter in position.parameters():
+        torch.nn.init.normal_(parameter)
+    return position
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.sampled_from(list(SIZES)),
+    length=st.integers(1, 40),
+    block=st.sampled_from([5, 7, 64]),
+    window=st.none() | st.integers(1, 20),
+    causal=st.booleans(),
+    known=st.sets(st.sampled_from(["valid", "segments", "prefix", "global", "blocks"])),
+    kind=st.sampled_from([None, "alibi", "relative_bias"]),
+    seed=st.integers(0, 100),
+)
+def test_flash_equals_the_formula_under_every_fact(size, length, block, window, causal, known, kind, seed):
+    batch, heads, _, head = SIZES[size]
+    mask = facts(known, batch, length, seed, window=window, causal=causal)
+    if "blocks" in known:
+        seen = torch.rand(heads, 14, 14, generator=torch.Generator().manual_seed(seed)) < 0.5
+        mask = replace(mask, blocks=Blocks(3, seen))
+    position, places = position_of(kind, heads, head), torch.arange(length)[None]
+    sight = Sight(mask, places, places, position)
+    mix = build("flash", size)
+    inputs = [*tensors(size, length), *(position.parameters() if position else ())]
+
+    def run(one):
+        return lambda query, key, value, *learned, sight: one(query, key, value, sight=sight)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flash, "BLOCK", block)
+        plain = ReferenceConfig().build(HeadShape(4, 4, 5, scale=mix.scale))
+        same(run(mix), run(plain), inputs, sight, replace(sight, _made={}, _additive={}))
+
+
+class Near(Position):
+    """score_ij = q_i . w |i - j|: a term that needs the query."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(head) * 0.1)
+
+    def score(self, query, key, *, query_positions, key_positions):
+        distance = (query_positions[:, :, None] - key_positions[:, None]).abs()[:, None]
+        return (query @ self.weight)[..., None] * distance
+
+
+@pytest.mark.parametrize("kind", ["flash", "window"])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_score_that_needs_the_query_is_added_block_by_block(kind, size, monkeypatch):
+    monkeypatch.setattr(flash, "BLOCK", 8)
+    torch.manual_seed(0)
+    position, places = Near(SIZES[size][3]), torch.arange(37)[None]
+    sight = Sight(Mask(window=6), places, places, position)
+    mix = build(kind, size, window=6)
+    inputs = [*tensors(size, 37), position.weight]
+    plain = ReferenceConfig().build(HeadShape(4, 4, 5, scale=mix.scale))
+
+    def run(one):
+        return lambda query, key, value, weight, sight: one(query, key, value, sight=sight)
+
+    same(run(mix), run(plain), inputs, sight, replace(sight, _made={}, _additive={}), tolerance=1e-4)
+
+
+def test_flash_drops_the_same_weights_on_the_way_back(monkeypatch):
+    """The gradient is that of the function with those weights dropped: it is linear in the values."""
+    monkeypatch.setattr(flash, "BLOCK", 8)
+    mix = flash.Flash(0.3, 0.4).train()
+    query, key, value = (torch.randn(2, 4, 20, 20, dtype=torch.float64).requires_grad_() for _ in range(3))
+
+    def run(query, key, value):
+        torch.manual_seed(3)
+        return mix(query, key, value, sight=Sight(Mask(causal=True)))
+
+    assert torch.autograd.gradcheck(run, (query, key, value), fast_mode=True)
+    torch.manual_seed(3)
+    weights = mix(query, key, torch.eye(20, dtype=torch.float64).expand(2, 4, 20, 20), sight=Sight(Mask(causal=True)))
+    assert 0.3 < float((weights == 0).sum() - 2 * 4 * 190) / (2 * 4 * 210) < 0.5
+    assert not torch.equal(mix(query, key, value, sight=Sight(Mask())), mix(query, key, value, sight=Sight(Mask())))
+    assert torch.equal(mix.eval()(query, key, value, sight=Sight(Mask())), mix(query, key, value, sight=Sight(Mask())))

@@ -95,13 +95,17 @@ def attend_all(
     query: Tensor, key: Tensor, value: Tensor, facts: Facts, mask: Mask, *, scale: float, dropout: float
 ) -> Tensor | None:
     """Every query to every key, by kernels that hold no matrix of them. None where the facts would need one."""
-    told = (facts.valid, facts.segments, facts.prefix)
     queries, keys = query.shape[2], key.shape[2]
     causal = mask.causal and queries > 1
-    if any(fact is not None for fact in told) or (causal and queries < keys) or _may_bias(facts):
+    if facts.segments is not None or facts.prefix is not None or _may_bias(facts):
         return None
-    plain = Mask(causal=causal)
-    if door.attention_now(query, key, value, plain, dropout=dropout, biased=False) is None:
+    if causal and (facts.valid is not None or queries < keys):
+        return None
+    if facts.valid is not None:
+        valid = repeated(facts.valid, len(query))[:, None, None]
+        visible = mask.once(("valid", len(query), keys), lambda: Visible.of(valid))
+        return attend(query, key, value, visible, scale=scale, dropout=dropout)
+    if door.attention_now(query, key, value, PLAIN, dropout=dropout, biased=False) is None:
         return masked_attention(query, key, value, None, causal=causal, scale=scale)
     grouped = bool(key.shape[1] != query.shape[1])
     return F.scaled_dot_product_attention(
