@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from heedful.config import part_config
 from heedful.model.attention import HeadShape, MixConfig, flash
+from heedful.model.attention._chunks import Facts
 from heedful.model.attention.reference import ReferenceConfig
 from heedful.model.attention.window import RecentCache, Window
 from heedful.model.mask import Blocks, Mask
@@ -57,7 +58,10 @@ def same(mix, plain, inputs, sight, plain_sight, tolerance=2e-5):
     found, expected = mix(*inputs, sight=sight), plain(*inputs, sight=plain_sight)
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=1e-4)
     weight = torch.linspace(-1, 1, found.numel(), dtype=found.dtype).reshape(found.shape)
-    gradients = [torch.autograd.grad((made * weight).sum(), inputs, retain_graph=True) for made in (found, expected)]
+    gradients = [
+        torch.autograd.grad((made * weight).sum(), inputs, retain_graph=True, materialize_grads=True)
+        for made in (found, expected)
+    ]
     for first, second in zip(*gradients, strict=True):
         torch.testing.assert_close(first, second, atol=5 * tolerance, rtol=1e-3)
 
@@ -150,7 +154,7 @@ def test_two_places_by_hand():
                                 [0, 0, 0, 0.5, 0.5]]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["window"])
+@pytest.mark.parametrize("kind", ["window", "longformer"])
 def test_without_a_window_it_is_refused(kind):
     with pytest.raises(ValueError, match=f"attention {kind} needs a window in every layer; set attention.window"):
         build(kind, "kernels")
@@ -242,3 +246,70 @@ def test_flash_drops_the_same_weights_on_the_way_back(monkeypatch):
     assert 0.3 < float((weights == 0).sum() - 2 * 4 * 190) / (2 * 4 * 210) < 0.5
     assert not torch.equal(mix(query, key, value, sight=Sight(Mask())), mix(query, key, value, sight=Sight(Mask())))
     assert torch.equal(mix.eval()(query, key, value, sight=Sight(Mask())), mix(query, key, value, sight=Sight(Mask())))
+
+
+def longformer_formula(mix, parts, sight):
+    """The weights as matrices, times the values of each row's kind."""
+    query, key, value, query_global, key_global, value_global = parts
+    weights = mix.weights(query, key, sight=sight, others=(query_global, key_global, value_global))
+    groups = query.shape[1] // key.shape[1]
+    chosen = mix._global(sight, Facts.of(sight, key.shape[2], key.shape[2]), key).marked[:, None, :, None]
+    local, everywhere = (weights @ x.repeat_interleave(groups, dim=1) for x in (value, value_global))
+    return torch.where(chosen, everywhere, local)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.sampled_from(list(SIZES)),
+    length=st.integers(1, 90),
+    window=st.integers(1, 40),
+    first=st.integers(0, 3),
+    known=st.sets(st.sampled_from(["valid", "segments", "global"])),
+    kind=st.sampled_from([None, "alibi", "rotary"]),
+    seed=st.integers(0, 100),
+)
+def test_longformer_equals_its_formula_in_value_and_gradient(size, length, window, first, known, kind, seed):
+    batch, heads, _, head = SIZES[size]
+    head = head if head % 2 == 0 else head - 1
+    mask = facts(known, batch, length, seed, window=window)
+    places = torch.arange(length)[None]
+    sight = Sight(mask, places, places, position_of(kind, heads, head))
+    mix = build("longformer", size, window=window, first=first)
+    inputs = [x[..., :head].detach().requires_grad_() for x in tensors(size, length, parts=6)]
+
+    def run(*parts, sight):
+        return mix(*parts[:3], sight=sight, others=parts[3:])
+
+    def formula(*parts, sight):
+        return longformer_formula(mix, parts, sight)
+
+    same(run, formula, inputs, sight, replace(sight, _made={}, _additive={}))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_longformer_is_full_attention_where_the_window_covers_the_text_and_projections_are_shared(size):
+    parts = tensors(size, 29)
+    valid = torch.arange(29) < torch.tensor([[29], [17]])
+    mix = build("longformer", size, window=29, first=2)
+    plain = ReferenceConfig().build(HeadShape(4, 4, 5, scale=mix.scale))
+
+    def run(*parts, sight):
+        return mix(*parts, sight=sight, others=parts)
+
+    same(run, plain, parts, Sight(Mask(window=29, key_valid=valid)), Sight(Mask(key_valid=valid)))
+
+
+def test_the_first_tokens_of_each_text_are_global_whatever_stands_before_them():
+    valid = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 0, 1, 1, 1, 1, 0]]).bool()
+    segments = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1]])
+    mix = build("longformer", "kernels", window=2, first=2)
+    key = torch.zeros(2, 4, 7, 16)
+    chosen = mix._global(Sight(Mask(key_valid=valid, segments=segments)), Facts(valid, segments), key)
+    assert chosen.marked.int().tolist() == [[0, 0, 1, 1, 1, 1, 0], [1, 0, 1, 1, 1, 0, 0]]
+
+
+def test_longformer_is_refused_in_a_decoder():
+    from heedful.model.architecture.decoder_only import DecoderOnlyConfig
+
+    with pytest.raises(ValueError, match="attention longformer does not support causal; use it in an encoder"):
+        DecoderOnlyConfig(vocab=9, width=16, decoder={"attention": {"heads": 2, "window": 3, "mix": "longformer"}})

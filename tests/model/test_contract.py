@@ -333,6 +333,8 @@ def test_weights_shown_are_the_weights_used(parts):
     for one in attentions:
         weights = one.weights()
         if weights is not None:
+            if one.others:
+                continue  # rows may be of other values: the mix has a test of its own
             value = values[one.name].repeat_interleave(weights.shape[1] // values[one.name].shape[1], dim=1)
             assert close(weights @ value, mixed[one.name])
 

@@ -98,3 +98,54 @@ def test_a_whole_mistral_makes_the_same_mask():
         weights = model(torch.arange(9)[None], output_attentions=True).attentions[0][0, 0]
     dense = Mask(causal=True, window=3).dense(9, 9, torch.device("cpu"))
     assert torch.equal(weights > 0, dense[0, 0])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("marked", ["none", "one", "some"])
+def test_longformer_attention_equals_transformers(size, marked):
+    """Their self-attention, two sizes, padded on the right; rows of padding they set to zero, and nobody reads them."""
+    from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+
+    from heedful.model.multihead import MultiHeadConfig, SelfAttention
+
+    heads, head = SIZES[size]
+    width, length, their_window = heads * head, 48, 8
+    config = hf.LongformerConfig(hidden_size=width, num_attention_heads=heads, attention_window=[their_window],
+                                 num_hidden_layers=1, attention_probs_dropout_prob=0.0)  # fmt: skip
+    theirs = randomised(LongformerSelfAttention(config, 0))
+    window = their_window // 2 + 1
+    multihead = MultiHeadConfig(heads=heads, window=window, mix={"kind": "longformer", "first": 0})
+    ours = SelfAttention(multihead, width, multihead.shape(width))
+    names = ("query", "key", "value", "query_global", "key_global", "value_global")
+    with torch.no_grad():
+        for leaf in ("weight", "bias"):
+            whole = torch.cat([getattr(getattr(theirs, name), leaf) for name in names])
+            getattr(ours.query_key_value, leaf).copy_(whole)
+        torch.nn.init.eye_(ours.output.weight)
+        torch.nn.init.zeros_(ours.output.bias)
+    x = torch.randn(2, length, width, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    valid = torch.arange(length) < torch.tensor([[length], [37]])
+    chosen = torch.zeros(2, length, dtype=torch.bool)
+    if marked != "none":
+        chosen[:, 0] = True
+    if marked == "some":
+        chosen[0, [5, 6, 40]] = True  # one text has more than the other
+    additive = torch.zeros(2, length).masked_fill(~valid, -10000.0).masked_fill(chosen, 10000.0)
+    expected = theirs(
+        x,
+        attention_mask=additive,
+        is_index_masked=additive < 0,
+        is_index_global_attn=chosen,
+        is_global_attn=bool(chosen.any()),
+    )[0]
+    mask = Mask(window=window, key_valid=valid, global_tokens=chosen if marked != "none" else None)
+    found = ours(x, sight=Sight(mask))
+    torch.testing.assert_close(found[valid], expected[valid], atol=2e-5, rtol=1e-4)
+    leaves = [getattr(getattr(theirs, name), leaf) for leaf in ("weight", "bias") for name in names]
+    wanted = torch.autograd.grad(expected[valid].square().sum(), [x, *leaves], allow_unused=True)
+    got = torch.autograd.grad(found[valid].square().sum(), [x, *ours.query_key_value.parameters()])
+    torch.testing.assert_close(got[0], wanted[0], atol=1e-3, rtol=1e-3)
+    for mine, first in zip(got[1:], (1, 7), strict=True):
+        these = zip(wanted[first : first + 6], leaves[first - 1 : first + 5], strict=True)
+        pieces = [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in these]
+        torch.testing.assert_close(mine, torch.cat(pieces), atol=2e-3, rtol=1e-3)
