@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from heedful.config import part_config
 from heedful.model.attention import HeadShape, MixConfig, flash
 from heedful.model.attention._chunks import Facts
+from heedful.model.attention.bigbird import draw
 from heedful.model.attention.reference import ReferenceConfig
 from heedful.model.attention.window import RecentCache, Window
 from heedful.model.mask import Blocks, Mask
@@ -313,3 +314,86 @@ def test_longformer_is_refused_in_a_decoder():
 
     with pytest.raises(ValueError, match="attention longformer does not support causal; use it in an encoder"):
         DecoderOnlyConfig(vocab=9, width=16, decoder={"attention": {"heads": 2, "window": 3, "mix": "longformer"}})
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    size=st.sampled_from(list(SIZES)),
+    length=st.integers(1, 70),
+    options=st.fixed_dictionaries(
+        {
+            "block": st.sampled_from([1, 3, 8]),
+            "random": st.integers(0, 4),
+            "neighbours": st.integers(0, 2),
+            "ends": st.integers(0, 2),
+            "seed": st.integers(0, 5),
+        }
+    ),
+    known=st.sets(st.sampled_from(["valid"])),
+    seed=st.integers(0, 100),
+)
+def test_bigbird_equals_its_formula_in_value_and_gradient(size, length, options, known, seed):
+    mask = facts(known, SIZES[size][0], length, seed)
+    mix = build("bigbird", size, **options)
+
+    def formula(query, key, value, sight):
+        groups = query.shape[1] // key.shape[1]
+        return mix.weights(query, key, sight=sight) @ value.repeat_interleave(groups, dim=1)
+
+    def real(run):  # of the tokens that are not padding: what the others gather, nobody reads
+        def shown(*parts, sight):
+            mixed = run(*parts, sight=sight)
+            return mixed if mask.key_valid is None else mixed * mask.key_valid[:, None, :, None]
+
+        return shown
+
+    same(real(mix), real(formula), tensors(size, length), Sight(mask), Sight(mask))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_bigbird_is_full_attention_where_the_blocks_cover_the_text(size):
+    mix = build("bigbird", size, block=4, random=3)
+    for length in (1, 4, 19, 28):  # up to seven blocks: itself, one neighbour, two ends, three drawn
+        plain = ReferenceConfig().build(HeadShape(4, 4, 5, scale=mix.scale))
+        same(mix, plain, tensors(size, length), Sight(Mask()), Sight(Mask()))
+    parts = tensors(size, 37)
+    assert not torch.allclose(mix(*parts, sight=Sight(Mask())), plain(*parts, sight=Sight(Mask())))
+
+
+@pytest.mark.parametrize(("blocks", "random"), [(30, 3), (8, 3), (7, 3), (2, 1), (1, 0), (64, 5)])
+def test_blocks_are_drawn_once_each_from_the_whole_text_and_by_seed_layer_head_and_count_only(blocks, random):
+    config = part_config(MixConfig, "bigbird")(random=random)
+    before = torch.get_rng_state()
+    slots = draw(config, blocks, 4, layer=2)
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(slots, draw(config, blocks, 4, layer=2))
+    for row in slots.flatten(0, 1).tolist():
+        seen = [block for block in row if block >= 0]
+        assert len(seen) == len(set(seen)) == min(blocks, len(seen)) and max(seen) < blocks
+    for place, row in enumerate(slots[0].tolist()):
+        assert {0, place, blocks - 1} <= set(row)
+        assert len([block for block in row if block >= 0]) >= min(blocks, 3 + random)
+    if blocks == 64:
+        assert set(slots[..., 5:].flatten().tolist()) == set(range(64)) - {0, 63}
+        for other in (draw(config, 64, 4, layer=3), draw(config.model_copy(update={"seed": 1}), 64, 4, layer=2)):
+            assert not torch.equal(slots, other)
+        assert not torch.equal(slots[0], slots[1])
+
+
+@torch.no_grad()
+def test_a_text_comes_out_of_bigbird_as_it_does_alone_whatever_was_computed_before():
+    """Padded on the right, on the left and in the middle, in training mode and in evaluation."""
+    mix = build("bigbird", "kernels", block=4, random=2)
+    parts = [part[:1] for part in tensors("kernels", 60)]
+    alone = mix(*parts, sight=Sight(Mask()))
+    mix.train()
+    mix(*(part[:, :, :7] for part in parts), sight=Sight(Mask()))  # a short text in between
+    for places in (range(60), range(13, 73), [*range(10), *range(20, 70)]):
+        valid = torch.zeros(2, 80, dtype=torch.bool)
+        valid[0, list(places)] = True
+        valid[1, :17] = True
+        wide = [torch.randn(2, 4, 80, 16) for _ in parts]
+        for part, whole in zip(parts, wide, strict=True):
+            whole[0, :, list(places)] = part[0]
+        mixed = mix(*wide, sight=Sight(Mask(key_valid=valid)))
+        torch.testing.assert_close(mixed[0, :, list(places)], alone[0], atol=1e-5, rtol=1e-4)

@@ -149,3 +149,44 @@ def test_longformer_attention_equals_transformers(size, marked):
         these = zip(wanted[first : first + 6], leaves[first - 1 : first + 5], strict=True)
         pieces = [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in these]
         torch.testing.assert_close(mine, torch.cat(pieces), atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("blocks", [12, 17])
+def test_bigbird_attention_equals_transformers_in_training(size, blocks):
+    """With the blocks that they draw put in place of ours; rows of padding they set to zero."""
+    import numpy as np
+    from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
+
+    from heedful.model.attention.bigbird import Plan, attend_by_plan, draw
+
+    heads, head = SIZES[size]
+    block, random, layer = 4, 2, 1
+    width, length = heads * head, block * blocks
+    config = hf.BigBirdConfig(hidden_size=width, num_attention_heads=heads, block_size=block, num_random_blocks=random,
+                              attention_type="block_sparse", max_position_embeddings=128,
+                              attention_probs_dropout_prob=0.0)  # fmt: skip
+    theirs = randomised(BigBirdBlockSparseAttention(config, seed=layer)).train()
+    x = torch.randn(2, length, width, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    valid = torch.arange(length) < torch.tensor([[length], [length - 7]])
+    blocked, band, rows, columns = BigBirdModel.create_masks_for_block_sparse_attn(valid.float(), block)
+    expected = theirs(x, band_mask=band, from_mask=rows, to_mask=columns, from_blocked_mask=blocked,
+                      to_blocked_mask=blocked)[0]  # fmt: skip
+    np.random.seed(layer)
+    lengths, counts = theirs._get_rand_attn_plan(length, block, random)
+    drawn = theirs._bigbird_block_rand_mask_with_head(length, length, block, block, heads, lengths, counts)
+    ours = part_config(MixConfig, "bigbird")(block=block, random=random)
+    slots = draw(ours, blocks, heads, layer)[None]
+    slots[:, :, 1:-1, -random:] = torch.tensor(np.stack(drawn))
+    for row in slots[0, :, 1:-1].flatten(0, 1).tolist():  # otherwise theirs would count a block twice
+        seen = [one for one in row if one >= 0]
+        assert len(seen) == len(set(seen))
+    place = torch.arange(blocks)[None]
+    plan = Plan(block, slots, (place == 0) | (place == blocks - 1))
+    made = [getattr(theirs, name)(x) for name in ("query", "key", "value")]
+    parts = [part.unflatten(-1, (heads, head)).transpose(1, 2) for part in made]
+    found = attend_by_plan(*parts, plan, valid, scale=head**-0.5).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+    leaves = [x, *theirs.parameters()]
+    for got, wanted in zip(*(torch.autograd.grad(y.square().sum(), leaves) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-3, rtol=1e-3)

@@ -167,7 +167,7 @@ class Band:
 
     def chunks(self, query: Tensor) -> Tensor:
         """batch heads query head -> batch*count heads size head"""
-        x = _padded(query.transpose(1, 2), 0, self.count * self.size - self.queries)
+        x = padded(query.transpose(1, 2), 0, self.count * self.size - self.queries)
         return x.unflatten(1, (self.count, self.size)).transpose(2, 3).flatten(0, 1)
 
     def spans(self, key: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class Band:
 
     def chunk_facts(self, fact: Tensor) -> Tensor:
         """batch key -> batch*count size, of the queries"""
-        x = _padded(fact[:, -self.queries :], 0, self.count * self.size - self.queries)
+        x = padded(fact[:, -self.queries :], 0, self.count * self.size - self.queries)
         return x.unflatten(1, (self.count, self.size)).flatten(0, 1)
 
     def span_facts(self, fact: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ class Band:
         """The keys (batch key ...) with the places before and after them that complete the first and last span."""
         before = self.back * self.size - (self.keys - self.queries)
         after = (self.count + self.ahead) * self.size - self.queries
-        return _padded(x[:, -before:] if before < 0 else x, max(before, 0), after)
+        return padded(x[:, -before:] if before < 0 else x, max(before, 0), after)
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class Weave:
 
     def _apart(self, x: Tensor, before: int) -> Tensor:
         """batch time ... -> batch*step time/step ..."""
-        x = _padded(x, before, self._after)
+        x = padded(x, before, self._after)
         return x.unflatten(1, (-1, self.step)).transpose(1, 2).flatten(0, 1)
 
 
@@ -322,7 +322,7 @@ class _Overlap(torch.autograd.Function):
         return d_x, None, None
 
 
-def _padded(x: Tensor, before: int, after: int) -> Tensor:
+def padded(x: Tensor, before: int, after: int) -> Tensor:
     """batch time ... with so many zeros more along time."""
     if not before and not after:
         return x
