@@ -397,3 +397,22 @@ def test_a_text_comes_out_of_bigbird_as_it_does_alone_whatever_was_computed_befo
             whole[0, :, list(places)] = part[0]
         mixed = mix(*wide, sight=Sight(Mask(key_valid=valid)))
         torch.testing.assert_close(mixed[0, :, list(places)], alone[0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", ["window", "flash", "longformer", "bigbird"])
+def test_other_kinds_of_numbers(kind, dtype):
+    window = 7 if kind in ("window", "longformer") else None
+    mix = build(kind, "kernels", window=window, **({"block": 4} if kind == "bigbird" else {}))
+    valid = torch.arange(50) < torch.tensor([[50], [0]])  # and a text without a token
+    parts = tensors("kernels", 50, parts=6, dtype=dtype)
+    exact = [part.detach().float().requires_grad_() for part in parts]
+    sight = Sight(Mask(key_valid=valid, window=window))
+    results = []
+    for inputs in (parts, exact):
+        mixed = mix(*inputs[:3], sight=replace(sight, mask=replace(sight.mask, _made={})), others=tuple(inputs[3:]))
+        mixed.square().sum().backward()
+        results.append((mixed.float(), inputs[0].grad.float()))
+        assert mixed.dtype == inputs[0].dtype and not mixed[1].any() and torch.isfinite(inputs[1].grad).all()
+    for rough, plain in zip(*results, strict=True):
+        assert (rough - plain).norm() < (0.03 if dtype is torch.bfloat16 else 1e-5) * plain.norm()
