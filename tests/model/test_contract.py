@@ -21,12 +21,14 @@ from heedful.model.mask import positions_of
 from heedful.model.multihead import SelfAttention
 from heedful.model.record import recorded
 from heedful.model.stack.transformer import TransformerConfig
+from tests.model.no_square import NoSquare
 
 VOCAB, SOURCE, TARGET, BATCH = 23, 7, 11, 3
 SIZES = {  # width, heads, head, hidden; with 3 x 11 tokens there are rows enough for the kernels
     "primes": (28, 4, 6, 13),
     "kernels": (64, 4, 16, 48),
 }
+WINDOWED = ("window", "longformer")  # they need a window; one of TARGET is as good as none
 ATTENTIONS, POSITIONS = kinds("model/attention"), kinds("model/position")
 EXACT = [kind for kind in ATTENTIONS if part_config(MixConfig, kind).exact]
 # Every attention with one position, every position with the default attention, and keys shared by groups of heads.
@@ -50,6 +52,8 @@ def supporting(*facts):
 
 def stack(parts, *, placement="pre", window=None) -> TransformerConfig:
     attention, position, kv_heads, size = parts
+    if attention in WINDOWED:
+        window = tuple(one or TARGET for one in window) if isinstance(window, tuple) else window or TARGET
     _, heads, head, hidden = SIZES[size]
     return TransformerConfig(
         layers=2,
@@ -276,6 +280,40 @@ def test_an_exact_attention_equals_the_reference_in_value_and_gradient(attention
         assert close(gradient, fast_gradients[name], tolerance=1e-4), name
 
 
+@pytest.mark.parametrize("position", ["rotary", "alibi"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", [kind for kind in ATTENTIONS if part_config(MixConfig, kind).long])
+def test_an_attention_for_long_texts_never_builds_a_square(kind, causal, position):
+    """Forwards, backwards and with a cache, padding included. Everything else in the model is narrow: the largest
+    tensor belongs to the attention."""
+    supports, length = part_config(MixConfig, kind).supports, 2048
+    asked = {fact for fact, wanted in (("causal", causal), ("bias", position == "alibi")) if wanted}
+    if not asked <= supports:
+        pytest.skip(f"{kind} is not asked for that")
+    stack = {"layers": 1, "attention": {"heads": 2, "mix": kind, "window": 16 if kind in WINDOWED else None},
+             "feedforward": {"hidden": 8}, "position": position, "dropout": 0.0, "length": length}  # fmt: skip
+    of = {"vocab": VOCAB, "width": 8}
+    model = make(DecoderOnlyConfig(**of, decoder=stack) if causal else EncoderOnlyConfig(**of, encoder=stack)).train()
+    valid = torch.ones(1, length, dtype=torch.bool)
+    valid[:, -5:] = False
+    for known in (valid, None):
+        with NoSquare(length) as watch:
+            model(tokens(length, batch=1), valid=known).square().sum().backward()
+        assert watch.largest >= length * 8
+    if causal:
+        with NoSquare(length), torch.no_grad():
+            cache = model.new_cache(length)
+            model(tokens(length - 1, batch=1), cache=cache)
+            model(tokens(1, batch=1), cache=cache)
+
+
+def test_softmax_may_build_a_square():
+    """The watch does see one where there is one."""
+    model = decoder_only(("reference", "rotary", 4, "primes"))
+    with pytest.raises(AssertionError, match=r"made \(4, 2048, 2048\), with 2048 tokens"), NoSquare(2048):
+        model(tokens(2048, batch=1))
+
+
 @supporting()
 @torch.no_grad()
 def test_weights_shown_are_the_weights_used(parts):
@@ -295,6 +333,8 @@ def test_weights_shown_are_the_weights_used(parts):
     for one in attentions:
         weights = one.weights()
         if weights is not None:
+            if one.others:
+                continue  # rows may be of other values: the mix has a test of its own
             value = values[one.name].repeat_interleave(weights.shape[1] // values[one.name].shape[1], dim=1)
             assert close(weights @ value, mixed[one.name])
 
@@ -308,6 +348,9 @@ def test_what_a_mix_does_not_support_is_refused_when_the_config_is_read(kind):
         "window": {"attention": {"heads": 4, "window": 3, "mix": kind}},
         "bias": {"attention": {"heads": 4, "mix": kind}, "position": "alibi"},
     }
+    if kind in WINDOWED:
+        for one in asked.values():
+            one["attention"].setdefault("window", 3)
     for fact, stack in asked.items():
         if fact not in config.supports:
             with pytest.raises(ValueError, match=f"encoder: attention {kind} does not support {fact}; "):

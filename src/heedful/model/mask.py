@@ -4,8 +4,10 @@ True = may see. The last query stands beside the last key: with a cache there ar
 of n is key i + (keys - n). Nothing is causal unless it says so.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,9 +43,7 @@ class Mask:
     global_tokens: Tensor | None = None
     blocks: Blocks | None = None
     # The layers of a stack share one mask: its dense forms are made once for all of them.
-    _made: dict[tuple[str, int, int, torch.device], Tensor | None] = field(
-        default_factory=dict, compare=False, repr=False
-    )
+    _made: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.prefix is not None and not self.causal:
@@ -66,7 +66,7 @@ class Mask:
         """(batch or 1) (heads or 1) (query or 1) key; None where everybody sees everything."""
         place = ("dense", query, key, device)
         if place not in self._made:
-            self._made[place] = self._make(query, key, device)
+            self._made[place] = self.part(range(key - query, key), range(key), device)
         return self._made[place]
 
     def additive(self, query: int, key: int, device: torch.device) -> Tensor | None:
@@ -94,27 +94,36 @@ class Mask:
             seen = seen & (self.segments[:, places] == self.segments[:, :, None])
         return seen
 
-    def _make(self, query: int, key: int, device: torch.device) -> Tensor | None:
-        key_index = torch.arange(key, device=device)
-        distance = torch.arange(key - query, key, device=device)[:, None] - key_index  # query key
+    def once(self, name: Any, make: Callable[[], Any]) -> Any:
+        """What a mix derives from the facts, made by the first layer that asks for it. `name` must tell apart whatever
+        it depends on beyond the facts; nothing that has a gradient may be kept here."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    def part(self, queries: range, keys: range, device: torch.device) -> Tensor | None:
+        """The dense form of some queries and keys only, both counted in places of keys."""
+        key_index = torch.arange(keys.start, keys.stop, device=device)
+        distance = torch.arange(queries.start, queries.stop, device=device)[:, None] - key_index  # query key
+        these, those = slice(queries.start, queries.stop), slice(keys.start, keys.stop)
         facts = []
-        if self.causal and query > 1:  # the last query has no future
+        if self.causal and keys.stop - 1 > queries.start:  # else there is no future
             past = (distance >= 0)[None, None]
             facts.append(past if self.prefix is None else past | (key_index < self.prefix[:, None])[:, None, None])
         near = []
         if self.window is not None:
             near.append((distance.abs() < self.window)[None, None])
         if self.blocks is not None:
-            block = key_index // self.blocks.size
-            near.append(self.blocks.seen[:, block[key - query :]][:, :, block][None])
+            block = torch.arange(max(queries.stop, keys.stop), device=device) // self.blocks.size
+            near.append(self.blocks.seen[:, block[these]][:, :, block[those]][None])
         if near and self.global_tokens is not None:
-            everywhere = self.global_tokens[:, None, None] | self.global_tokens[:, None, key - query :, None]
+            everywhere = self.global_tokens[:, None, None, those] | self.global_tokens[:, None, these, None]
             near = [reduce(torch.logical_and, near) | everywhere]
         facts += near
         if self.segments is not None:
-            facts.append((self.segments[:, key - query :, None] == self.segments[:, None])[:, None])
+            facts.append((self.segments[:, these, None] == self.segments[:, None, those])[:, None])
         if self.key_valid is not None:
-            facts.append(self.key_valid[:, None, None])
+            facts.append(self.key_valid[:, None, None, those])
         return reduce(torch.logical_and, facts) if facts else None
 
 

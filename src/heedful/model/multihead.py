@@ -85,6 +85,7 @@ class MultiHeadConfig(Config):
             window=self.window_of(layer),
             scale=head**-0.5 if self.scaled else 1.0,
             dropout=self.dropout,
+            layer=layer,
         )
 
     def window_of(self, layer: int) -> int | None:

@@ -38,7 +38,8 @@ REMEDIES = {
 @dataclass(frozen=True)
 class HeadShape:
     """What a mix is built for. `length`: the longest text there can be, where that is known; `scale`: what q . k is
-    multiplied by; `dropout`: of the weights, in training."""
+    multiplied by; `dropout`: of the weights, in training; `layer`: its place in the stack, for what is drawn by
+    chance."""
 
     heads: int
     kv_heads: int
@@ -49,6 +50,7 @@ class HeadShape:
     window: int | None = None
     scale: float = 1.0
     dropout: float = 0.0
+    layer: int = 0
 
 
 class Mix(nn.Module):
@@ -93,7 +95,7 @@ class MixConfig(PartConfig):
     supports      the facts it can honour, of `FACTS`; a recipe that asks for another is refused when it is read
     exact         whether it equals `reference` under the same facts. Otherwise its docstring says when it does, and its
                   test shows it
-    long          whether time and memory grow less than with the square of the length: it never builds an n x n matrix
+    long          whether it never builds a matrix of all queries and all keys, forwards or backwards
     projections   what is projected from the input, in this order; `key` and `value` must be among them. Without `query`
                   the keys are the queries too. Names that begin with `query` have all heads, others those of the keys
     places        whether it has an encoding of positions of its own, and needs no other

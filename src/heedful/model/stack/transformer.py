@@ -175,6 +175,7 @@ class Transformer(Stack):
         self.causal = shape.causal
         self.windows = [config.attention.window_of(layer) for layer in range(config.layers)]
         self.supports, self.mix_kind = config.supports, config.attention.mix.kind
+        self.long = config.attention.mix.long
         self.position = config.position.build(
             width=input_width,
             heads=config.attention.heads,
@@ -218,7 +219,7 @@ class Transformer(Stack):
             valid, segments, global_tokens = facts
         mask = Mask(causal=self.causal, key_valid=valid, segments=segments, prefix=prefix, global_tokens=global_tokens)
         sights = self._sights(mask, positions, key_positions)
-        if self.recomputed:
+        if self.recomputed and not self.long:
             for sight in sights.values():
                 sight.masked_bias()
         x = self.dropout(normed(self.position.embed(x, positions), self.embedding_norm))
