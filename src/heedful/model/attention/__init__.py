@@ -91,6 +91,7 @@ class MixConfig(PartConfig):
     supports      the facts it can honour, of `FACTS`; a recipe that asks for another is refused when it is read
     exact         whether it equals `reference` under the same facts. Otherwise its docstring says when it does, and its
                   test shows it
+    long          whether it never holds a matrix of all queries and all keys, forward, backward or in its cache
     projections   what is projected from the input, in this order; `key` and `value` must be among them. Without `query`
                   the keys are the queries too. Names that begin with `query` have all heads, others those of the keys
     """
@@ -98,6 +99,7 @@ class MixConfig(PartConfig):
     folder: ClassVar[str] = "model/attention"
     supports: ClassVar[frozenset[str]] = frozenset()
     exact: ClassVar[bool] = True
+    long: ClassVar[bool] = False
     projections: ClassVar[tuple[str, ...]] = ("query", "key", "value")
 
     def build(self, shape: HeadShape) -> Mix:
