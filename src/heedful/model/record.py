@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from heedful.model.attention import Mix
@@ -26,6 +27,7 @@ class Recorded:
     sight: Sight
     others: tuple[Tensor, ...] = ()
 
+    @torch.no_grad()
     def weights(self) -> Tensor | None:
         """How much each query looked at each key: batch heads query key. None where this attention has no weights."""
         return self.mix.weights(self.query, self.key, sight=self.sight, others=self.others)
