@@ -20,6 +20,12 @@ CHANGES = {
         "model.decoder.attention.mix=performer",
         "model.decoder.attention.mix.redraw=5",
     ],
+    "linformer": ["model.encoder.attention.mix=linformer", "model.encoder.length=257"],
+    "scores": [  # of other kinds, where each is usual
+        "model.encoder.position=relative",
+        "model.decoder.attention.mix=multiplicative",
+        "model.decoder.cross={heads: 2, mix: additive}",
+    ],
 }
 
 
