@@ -145,7 +145,7 @@ def test_the_cache_holds_sums_only_and_equals_the_full_pass(kind, cuts, chunk, p
     whole = mix(query, key, value, sight=Sight(Mask(causal=True, key_valid=valid)))
     cache, parts, ends = mix.new_cache(5), [], [0, *sorted(cuts), 300]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_features, "CHUNK", chunk)
+        patch.setattr(_features, "CAUSAL_CHUNK", chunk)
         for start, end in pairwise(ends):
             sight = Sight(Mask(causal=True, key_valid=None if valid is None else valid[:, :end]))
             new = (x[:, :, start:end] for x in (query, key, value))
