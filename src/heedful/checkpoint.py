@@ -9,7 +9,7 @@ model folder                               checkpoints/<step>/
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -143,14 +143,16 @@ def load_model(folder: Path) -> Model:
     return model.eval()
 
 
-def average(files: Sequence[Path]) -> Tensors:
-    """The average of several sets of weights, summed in float64."""
+def average(files: Sequence[Path], *, buffers: Collection[str] = ()) -> Tensors:
+    """The average of several sets of weights, summed in float64. Buffers are taken from the last one: the mean of two
+    draws of random features is no draw."""
     total: Tensors = {}
     for file in files:
         for name, tensor in load_file(file).items():
             total[name] = total[name] + tensor.double() if name in total else tensor.double()
-    kinds = load_file(files[-1])
-    return {name: (tensor / len(files)).to(kinds[name].dtype) for name, tensor in total.items()}
+    last = load_file(files[-1])
+    averaged = {name: (tensor / len(files)).to(last[name].dtype) for name, tensor in total.items()}
+    return {**averaged, **{name: last[name] for name in buffers if name in last}}
 
 
 def _write(tensors: Tensors, path: Path) -> None:

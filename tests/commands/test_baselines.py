@@ -12,7 +12,7 @@ import heedful
 from heedful.commands.main import main
 from heedful.data.columns import DOCUMENT
 from heedful.data.inputs import Inputs
-from heedful.decoding.writer import Request
+from heedful.decoding.runner import Request
 from heedful.exchange.hugging_face import save
 from heedful.inspection.attention import look
 from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig

@@ -61,6 +61,7 @@ def stack(parts, *, placement="pre", window=None) -> TransformerConfig:
         feedforward={"hidden": hidden},
         position=position,
         placement=placement,
+        length=4 * TARGET,
         dropout=0.0,
     )
 

@@ -132,7 +132,7 @@ def attended(ours, attention, s, source, ends):
     if attention == "none":
         return torch.tanh(ours.context.weight @ ends + ours.context.bias)
     if attention == "additive":
-        w, u, v = ours.attention.query.weight, ours.attention.key.weight, ours.attention.mix.weight[0]
+        w, u, v = ours.attention.query.weight, ours.attention.key.weight, ours.attention.mix.vector[0]
         scores = torch.stack([v @ torch.tanh(w @ s + u @ h_j) for h_j in source])
     else:
         u = ours.attention.key.weight if attention == "multiplicative" else torch.eye(len(s))
@@ -221,7 +221,7 @@ def test_encoder_and_decoder_equal_joeynmt(oracle, cell, attention, theirs, feed
     pairs.append((ours.attention.key.weight, decoder.attention.key_layer.weight))
     if attention == "additive":
         pairs.append((ours.attention.query.weight, decoder.attention.query_layer.weight))
-        pairs.append((ours.attention.mix.weight, decoder.attention.energy_layer.weight))
+        pairs.append((ours.attention.mix.vector, decoder.attention.energy_layer.weight))
     half = width // 2
     with torch.no_grad():
         for one, other in pairs:

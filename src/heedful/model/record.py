@@ -27,6 +27,7 @@ class Recorded:
     sight: Sight
     others: tuple[Tensor, ...] = ()
 
+    @torch.no_grad()
     def weights(self) -> Tensor | None:
         """How much each query looked at each key: batch heads query key. None where this attention has no weights."""
         with torch.no_grad():  # what was recorded in inference cannot be part of a gradient

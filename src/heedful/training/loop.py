@@ -200,6 +200,7 @@ class Trainer:
         progress, config = self.progress, self.config
         progress.step += 1
         self.model.train()
+        self._announce(progress.step)
         torch.manual_seed(_mix(self.recipe.seed, progress.step, self.world.rank))
         parts = self._deal(rows)
         mine = len(rows) > self.world.rank
@@ -242,6 +243,13 @@ class Trainer:
                 skipped=progress.skipped,
             )
 
+    def _announce(self, step: int) -> None:
+        """Tell the parts that change from step to step by themselves (random features), those that are trained."""
+        for name, module in self.model.named_modules():
+            before_step = getattr(module, "before_step", None)
+            if before_step is not None and not any(f"{name}.".startswith(f"{part}.") for part in self.config.freeze):
+                before_step(step)
+
     def _apply(self, loss: float) -> float:
         """Clip and step, unless the loss or the gradient has gone mad. Gives the gradient's norm."""
         scaler, progress = self.precision.scaler, self.progress
@@ -271,10 +279,12 @@ class Trainer:
         return norm
 
     def _follow(self) -> None:
-        """The running average takes a small step towards the weights; larger ones at first."""
+        """The running average takes a small step towards the weights; larger ones at first. Buffers are not averaged:
+        the mean of two draws of random features is no draw."""
+        buffers = {name for name, _ in self.model.named_buffers(remove_duplicate=False)} if self.ema else set()
         decay = min(self.config.ema, (1 + self.progress.step) / (10 + self.progress.step))
         for name, tensor in self.trained().items() if self.ema else ():
-            if tensor.is_floating_point():
+            if name not in buffers:
                 self.ema[name].lerp_(tensor, 1 - decay)
             else:
                 self.ema[name].copy_(tensor)

@@ -174,7 +174,8 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
     counted = regular(out / "checkpoints", recipe.training.save_every)[-recipe.training.keep :]
     kept = [out / "checkpoints" / str(step) / "model.safetensors" for step in counted]
     if recipe.training.average and len(kept) > 1:
-        load_trained(trainer.model, average(kept), trainer.frozen)
+        buffers = [name for name, _ in trainer.model.named_buffers(remove_duplicate=False)]
+        load_trained(trainer.model, average(kept, buffers=buffers), trainer.frozen)
         mean, mean_samples = trainer.score()
         if trainer.is_better(mean[recipe.training.metric]):
             numbers, samples = mean, mean_samples

@@ -95,7 +95,7 @@ class MixConfig(PartConfig):
     supports      the facts it can honour, of `FACTS`; a recipe that asks for another is refused when it is read
     exact         whether it equals `reference` under the same facts. Otherwise its docstring says when it does, and its
                   test shows it
-    long          whether it never builds a matrix of all queries and all keys, forwards or backwards
+    long          whether it never holds a matrix of all queries and all keys, forward, backward or in its cache
     projections   what is projected from the input, in this order; `key` and `value` must be among them. Without `query`
                   the keys are the queries too. Names that begin with `query` have all heads, others those of the keys
     places        whether it has an encoding of positions of its own, and needs no other

@@ -1,18 +1,18 @@
-"""Additive attention: a small network compares a query with a key.      Bahdanau et al. 2015, appendix A.1.2"""
+"""Additive attention: a small network scores each pair of query and key."""
 
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from heedful.model.attention import FACTS, HeadShape, Mix, MixConfig
+from heedful.model.attention.reference import share, softmax_in_sight
 from heedful.model.cache import KeyValueCache, LayerCache
 from heedful.model.dropout import Dropout
-from heedful.model.input.tokens import new_table
 from heedful.model.sight import Sight
 
-ROOM = 1 << 22  # numbers that are computed at once: what is compared has a vector for each pair of query and key
+ROOM = 1 << 22  # numbers of tanh at once: 16 MB
 
 
 class AdditiveConfig(MixConfig):
@@ -27,16 +27,24 @@ class AdditiveConfig(MixConfig):
 
 
 class Additive(Mix):
-    """softmax_j(v . tanh(q_i + k_j)) V, where q = W s and k = U h are already projected.
+    """score_ij = v . tanh(W q_i + U k_j).      Bahdanau et al. 2015, appendix A.1.2
 
-    Differs: there may be several heads, each with a v of its own. The vectors tanh(q_i + k_j) are never held for all
-    pairs: they are computed a few queries at a time, and again in the backward pass.
+    W and U are the projections of queries and keys, which are made before; `v` is of each head. Not exact: another
+    function than softmax of products, and it never equals that. There is no 1/sqrt(head), so `scaled` has no meaning.
+
+    Differs: the values have a projection of their own, where the paper takes the encoder's states.
+
+    The scores of all pairs are held, as in softmax; the tanh behind them only for a few queries at a time, forward and
+    backward.
     """
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
-        self.weight = new_table(shape.heads, shape.head)
+        self.vector = nn.Parameter(torch.empty(shape.heads, shape.head))
         self.dropout = Dropout(shape.dropout)
+
+    def first_weights(self) -> None:
+        nn.init.uniform_(self.vector, -(self.vector.shape[1] ** -0.5), self.vector.shape[1] ** -0.5)
 
     def forward(
         self,
@@ -51,59 +59,47 @@ class Additive(Mix):
         if cache is not None:
             assert isinstance(cache, KeyValueCache)
             key, value = cache.append(key, value)
-        weights = self.dropout(self.weights(query, key, sight=sight))
-        return weights.to(value.dtype) @ _share(value, query.shape[1])  # batch heads query head
+        weights = self.weights(query, key, sight=sight)
+        return self.dropout(weights).to(value.dtype) @ share(value, query.shape[1])  # batch heads query head
 
     def weights(self, query: Tensor, key: Tensor, *, sight: Sight, others: tuple[Tensor, ...] = ()) -> Tensor:
-        key = _share(key, query.shape[1])
-        scores = _Scores.apply(query, key.to(query.dtype), self.weight.to(query.dtype))
-        bias = sight.bias()
-        scores = scores if bias is None else scores + bias.to(scores.dtype)
-        visible = sight.mask.dense(query.shape[2], key.shape[2], query.device)
-        if visible is None:
-            return scores.softmax(-1)
-        # Cut twice, since a row of -inf would give NaN: see `reference`.
-        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-        return scores.softmax(-1).masked_fill(~visible, 0)
+        scores: Tensor = _Scores.apply(query, share(key.to(query.dtype), query.shape[1]), self.vector.to(query.dtype))
+        return softmax_in_sight(scores, sight)
 
     def new_cache(self, length: int) -> KeyValueCache:
         return KeyValueCache(length)
 
 
 class _Scores(torch.autograd.Function):
-    """v . tanh(q_i + k_j) of all pairs: batch heads query key.  query, key: batch heads (query, key) head; v: heads
-    head"""
+    """query: batch heads query head; key: batch heads key head; vector: heads head -> batch heads query key"""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, v: Tensor) -> Tensor:
-        ctx.save_for_backward(query, key, v)
-        return torch.cat([_compared(part, key) @ v[:, None, :, None] for part in _parts(query, key)], dim=2)[..., 0]
+    def forward(ctx: Any, query: Tensor, key: Tensor, vector: Tensor) -> Tensor:
+        ctx.save_for_backward(query, key, vector)
+        scores = query.new_empty(*query.shape[:3], key.shape[2])
+        for part in _parts(query, key):
+            scores[:, :, part] = (_hidden(query, key, part) @ vector[:, None, :, None]).squeeze(-1)
+        return scores
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, v = ctx.saved_tensors
-        d_queries, d_key, d_v = [], torch.zeros_like(key), torch.zeros_like(v)
-        parts = _parts(query, key)
-        for part, grad in zip(parts, grads[0].split(parts[0].shape[2], dim=2), strict=True):
-            compared = _compared(part, key)  # batch heads query key head
-            d_v += torch.einsum("bhqk,bhqkd->hd", grad, compared)
-            inner = compared.square_().neg_().add_(1).mul_(grad[..., None])  # d tanh = 1 - tanh^2
-            d_queries.append(inner.sum(3))
-            d_key += inner.sum(2)
-        return torch.cat(d_queries, dim=2) * v[:, None], d_key * v[:, None], d_v
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, vector = ctx.saved_tensors
+        grad_query, grad_key, grad_vector = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(vector)
+        for part in _parts(query, key):
+            hidden, g = _hidden(query, key, part), gradient[:, :, part, :, None]
+            grad_vector += (g * hidden).sum((0, 2, 3))
+            slope = hidden.square_().neg_().add_(1).mul_(vector[:, None, None]).mul_(g)  # of tanh
+            grad_query[:, :, part] = slope.sum(3)
+            grad_key += slope.sum(2)
+        return grad_query, grad_key, grad_vector
 
 
-def _parts(query: Tensor, key: Tensor) -> tuple[Tensor, ...]:
-    """The queries, a few at a time."""
-    each = query.shape[0] * key[0].numel()
-    return query.split(max(1, ROOM // max(1, each)), dim=2)
+def _hidden(query: Tensor, key: Tensor, part: slice) -> Tensor:
+    """batch heads chunk key head"""
+    return (query[:, :, part, None] + key[:, :, None]).tanh_()
 
 
-def _compared(query: Tensor, key: Tensor) -> Tensor:
-    return (query[:, :, :, None] + key[:, :, None]).tanh_()
-
-
-def _share(x: Tensor, heads: int) -> Tensor:
-    """Give each query head its key/value head: batch kv_heads key head -> batch heads key head"""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+def _parts(query: Tensor, key: Tensor) -> list[slice]:
+    length, size = query.shape[2], max(1, ROOM // max(1, key.numel()))
+    return [slice(start, start + size) for start in range(0, length, size)]

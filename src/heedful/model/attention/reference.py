@@ -40,7 +40,7 @@ class Reference(Mix):
             assert isinstance(cache, KeyValueCache)
             key, value = cache.append(key, value)
         weights = self.weights(query, key, sight=sight)
-        return self.dropout(weights) @ _share(value, query.shape[1])  # batch heads query head
+        return self.dropout(weights) @ share(value, query.shape[1])  # batch heads query head
 
     def weights(self, query: Tensor, key: Tensor, *, sight: Sight, others: tuple[Tensor, ...] = ()) -> Tensor:
         return weights_of(query, key, sight=sight, scale=self.scale)
@@ -52,13 +52,17 @@ class Reference(Mix):
 def weights_of(query: Tensor, key: Tensor, *, sight: Sight, scale: float) -> Tensor:
     """The weights of every attention that is a softmax over all keys in sight: batch heads query key, rows that sum to
     1 (or to 0: nothing seen)."""
-    scores = query @ _share(key, query.shape[1]).transpose(-2, -1)
+    scores = query @ share(key, query.shape[1]).transpose(-2, -1)
     term = sight.score(query, key)
-    scores = scale * (scores if term is None else scores + term.to(scores.dtype))
+    return softmax_in_sight(scale * (scores if term is None else scores + term.to(scores.dtype)), sight)
+
+
+def softmax_in_sight(scores: Tensor, sight: Sight) -> Tensor:
+    """batch heads query key, scaled: with the bias of the position, over what each query may see."""
     bias = sight.bias()
     if bias is not None:
         scores = scores + bias.to(scores.dtype)
-    visible = sight.mask.dense(query.shape[2], key.shape[2], query.device)
+    visible = sight.mask.dense(scores.shape[2], scores.shape[3], scores.device)
     if visible is None:
         return scores.softmax(-1)
     # A row of -inf would give NaN, forward and backward, so what is hidden is cut twice: a lowest finite score
@@ -67,6 +71,6 @@ def weights_of(query: Tensor, key: Tensor, *, sight: Sight, scale: float) -> Ten
     return scores.softmax(-1).masked_fill(~visible, 0)
 
 
-def _share(x: Tensor, heads: int) -> Tensor:
+def share(x: Tensor, heads: int) -> Tensor:
     """Give each query head its key/value head: batch kv_heads key head -> batch heads key head"""
     return x.repeat_interleave(heads // x.shape[1], dim=1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from heedful.config import Size
-from heedful.model.cache import LayerCache, LayersCache
+from heedful.model.cache import LayerCache, LayersCache, SegmentMemory
 from heedful.model.feedforward import FeedForward
 from heedful.model.mask import Mask
 from heedful.model.multihead import CrossAttention, SelfAttention
@@ -32,6 +32,10 @@ class ReversibleConfig(TransformerConfig):
     placement: Placement = "pre"
     join: Literal["mean", "both"] = "mean"
     pieces: Size | None = None
+
+    @property
+    def supports(self) -> frozenset[str]:
+        return super().supports - {"recurrence"}
 
     def check(self, shape: StackShape) -> None:
         if self.placement != "pre":
@@ -92,7 +96,7 @@ class Reversible(Transformer):
         self.both, self.pieces = config.join == "both", config.pieces
         self.norm = config.norm.build(shape.width)
 
-    def read(self, states: Tensor, valid: Tensor | None = None) -> LayerMemory:
+    def read(self, states: Tensor, valid: Tensor | None = None, *, inputs: Tensor | None = None) -> LayerMemory:
         if torch.is_grad_enabled():
             return LayerMemory(states=states, layers=[], mask=Mask(key_valid=valid))
         return super().read(states, valid)
@@ -102,8 +106,13 @@ class Reversible(Transformer):
         return []
 
     def _through_layers(
-        self, x: Tensor, sights: dict[int | None, Sight], memory: LayerMemory | None, cache: LayersCache | None
+        self,
+        x: Tensor,
+        sights: dict[int | None, Sight],
+        memory: LayerMemory | None,
+        cache: LayersCache | SegmentMemory | None,
     ) -> Tensor:
+        assert cache is None or isinstance(cache, LayersCache)  # it does not support `recurrence`
         branches = list(self._branches(sights, memory, cache))
         states = None if memory is None else memory.states
         first = second = x

@@ -208,8 +208,7 @@ class Transformer(Stack):
         """
         assert cache is None or isinstance(cache, LayersCache | SegmentMemory)
         assert memory is None or isinstance(memory, LayerMemory)
-        recalled = cache if isinstance(cache, SegmentMemory) else None
-        if recalled is not None and positions is not None:
+        if isinstance(cache, SegmentMemory) and positions is not None:
             raise ValueError("positions count on from what the memory holds; leave positions out")
         positions = self._next_positions(x, segments, cache) if positions is None else self._within(positions)
         key_positions = _key_positions(positions, cache)
@@ -227,8 +226,13 @@ class Transformer(Stack):
         return normed(x, self.norm)
 
     def _through_layers(
-        self, x: Tensor, sights: dict[int | None, Sight], memory: LayerMemory | None, cache: LayersCache | None
+        self,
+        x: Tensor,
+        sights: dict[int | None, Sight],
+        memory: LayerMemory | None,
+        cache: LayersCache | SegmentMemory | None,
     ) -> Tensor:
+        recalled = cache if isinstance(cache, SegmentMemory) else None
         memory_sight = None if memory is None else Sight(memory.mask)
         for index, layer in enumerate(self.each_layer()):
             x = layer(
