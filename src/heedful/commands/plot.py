@@ -113,6 +113,53 @@ def training(
     _say(draw(model), as_json)
 
 
+@plot.command()
+def complexity(
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("complexity.png"),
+    longest: Annotated[int, typer.Option(min=256, help="Longest text, in tokens.")] = 4096,
+    widest: Annotated[int, typer.Option(min=128, help="Largest width.")] = 1024,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure the complexity table of "Attention Is All You Need" on this machine: self-attention, recurrent,
+    convolutional and restricted self-attention layers, predicted and measured, for growing texts and widths.
+
+    Examples:
+
+      heedful plot complexity --longest 2048
+    """
+    draw = _plots().draw_complexity
+    from heedful.inspection.complexity import LENGTH, LENGTHS, WIDTH, WIDTHS, measure
+
+    found = measure(
+        lengths=[length for length in LENGTHS if length <= longest], widths=[size for size in WIDTHS if size <= widest]
+    )
+    draw(found, out)
+    rows = [
+        {
+            "layer": one.kind.name,
+            "cost": one.kind.cost,
+            "sequential steps": one.kind.steps,
+            "path": one.kind.path,
+            "reach of a layer": one.reach,
+            "exponent of n": round(one.exponents()[0], 2),
+            "exponent of d": round(one.exponents()[1], 2),
+        }
+        for one in found
+    ]
+    if as_json:
+        print(json.dumps({"picture": str(out), "layers": rows}, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"one layer, forward; n grows at width {WIDTH}, d at {LENGTH} tokens; reach in a text of {LENGTH}"
+    table = Table(*rows[0], title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console().print(table)
+    print(out)
+
+
 def _plots():  # type: ignore[no-untyped-def]
     try:
         from heedful.inspection import plots

@@ -17,6 +17,7 @@ from matplotlib import font_manager, pyplot
 
 from heedful.files import in_place
 from heedful.inspection.attention import Attention
+from heedful.inspection.complexity import LENGTH, WIDTH, Measured
 from heedful.model.position.sinusoidal import Sinusoidal, SinusoidalConfig
 from heedful.training.journal import read_metrics
 from heedful.training.recipe import Recipe
@@ -34,6 +35,32 @@ AXES = {
 CJK = ("Noto Sans SC", "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Micro Hei",
        "WenQuanYi Zen Hei", "Droid Sans Fallback", "PingFang SC", "Hiragino Sans GB", "Microsoft YaHei",
        "SimHei")  # fmt: skip
+
+
+def draw_complexity(found: list[Measured], out: Path) -> Path:
+    """Measured seconds of a layer (points) and what its formula predicts (lines), as texts and widths grow."""
+    figure, panels = pyplot.subplots(1, 2, figsize=(12, 5), constrained_layout=True)
+    for axes, label in zip(panels, ("tokens n", "width d"), strict=True):
+        for number, one in enumerate(found):
+            grows_in_length = label == "tokens n"
+            points = one.by_length if grows_in_length else one.by_width
+            fixed = list(points)
+            curve = [one.predicted(x, WIDTH) if grows_in_length else one.predicted(LENGTH, x) for x in fixed]
+            exponent = one.exponents()[0 if grows_in_length else 1]
+            name = f"{one.kind.name}: {one.kind.cost}, measured exponent {exponent:.2f}"
+            axes.plot(fixed, [1e3 * value for value in curve], color=f"C{number}", alpha=0.6)
+            axes.plot(fixed, [1e3 * points[x] for x in fixed], "o", color=f"C{number}", label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel(label)
+        axes.set_ylabel("milliseconds")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    panels[0].set_title(f"texts grow, width {WIDTH}")
+    panels[1].set_title(f"width grows, {LENGTH} tokens")
+    figure.suptitle("One layer, forward: measured (points) and predicted by table 1 of the paper (lines)")
+    _save(figure, out)
+    return out
 
 
 def draw_training(folder: Path) -> Path:
