@@ -251,9 +251,9 @@ def test_parameters_are_counted(place, used, name):
 
 @pytest.mark.parametrize(("change", "text"), [
     ({"model": {"decoder": {"attention": {"mix": "fading", "window": 3}}}},
-     "decoder: attention fading does not support window; drop attention.window, or choose mix softmax"),
+     "decoder: attention fading does not support window; remove attention.window, or choose mix softmax"),
     ({"model": {"decoder": {"attention": {"mix": "fading", "kv_heads": 1}}}},
-     "decoder: attention fading does not support groups; drop attention.kv_heads"),
+     "decoder: attention fading does not support groups; remove attention.kv_heads"),
     ({"model": {"decoder": {"position": "alibi"}}}, "decoder: attention fading does not support bias"),
     ({"model": {"decoder": {"position": "nearby"}}}, "decoder: attention fading does not support score"),
     ({"task": {"kind": "translation"}},

@@ -7,20 +7,20 @@ from torch import Tensor
 
 
 class LayerCache(Protocol):
-    """What one attention remembers. The variant that mixes decides what that is."""
+    """What one attention layer remembers; the mix decides what that is."""
 
     @property
     def length(self) -> int:
-        """How many tokens have gone in."""
+        """The number of tokens processed so far."""
         ...
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order; a row may come several times (beam reordering) or not at all."""
+        """Keep these rows, in this order; a row may occur several times (beam reordering) or not at all."""
         ...
 
 
 class KeyValueCache:
-    """All keys and values so far, in memory reserved ahead and grown when it is full."""
+    """All keys and values so far, in preallocated memory that grows when it is full."""
 
     def __init__(self, length: int) -> None:
         self.length = 0
@@ -29,7 +29,7 @@ class KeyValueCache:
         self._value: Tensor | None = None
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the new tokens' keys and values; gives back all of them."""
+        """Append the new tokens' keys and values; returns all of them."""
         end = self.length + key.shape[2]
         self._key = self._room(self._key, key, end)
         self._value = self._room(self._value, value, end)
@@ -55,14 +55,14 @@ class KeyValueCache:
         return room
 
     def _selected(self, held: Tensor, rows: Tensor) -> Tensor:
-        """Only the part in use is copied, not what is reserved."""
+        """Copies only the part in use, not the reserve."""
         room = held.new_empty(len(rows), *held.shape[1:])
         room[:, :, : self.length] = held[:, :, : self.length].index_select(0, rows)
         return room
 
 
 class LayersCache:
-    """What a stack of layers remembers: one cache a layer, and the positions of the tokens so far."""
+    """What a stack of layers remembers: one cache per layer, and the positions of the tokens so far."""
 
     def __init__(self, layers: list[LayerCache]) -> None:
         self.layers = layers
@@ -73,7 +73,7 @@ class LayersCache:
         return self.layers[0].length
 
     def place(self, positions: Tensor) -> Tensor:
-        """Add the new tokens' positions; gives back those of all keys."""
+        """Append the new tokens' positions; returns those of all keys."""
         if self._positions is None:
             self._positions = positions
         else:

@@ -1,6 +1,5 @@
-"""What the attentions look at, seen from outside: the model runs as ever, fast kernels and all, and its queries and
-keys are noted in passing. Weights are computed from them afterwards, by the mix that used them, only for what is
-asked."""
+"""Recording attention from outside: the model runs as usual, fast kernels included, while hooks record its queries and
+keys. Weights are computed from them afterwards, by the mix that used them, and only where they are requested."""
 
 import threading
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from heedful.model.sight import Sight
 
 @dataclass(frozen=True)
 class Recorded:
-    """One attention at work in one pass; `name` is its place in the model (`decoder.layers.2.cross`)."""
+    """One attention module in one pass; `name` is its path in the model (`decoder.layers.2.cross`)."""
 
     name: str
     mix: Mix
@@ -27,11 +26,11 @@ class Recorded:
     others: tuple[Tensor, ...] = ()
 
     def weights(self) -> Tensor | None:
-        """How much each query looked at each key: batch heads query key. None where this attention has no weights."""
+        """How much each query looked at each key: batch heads query key. None if this attention has no weights."""
         return self.mix.weights(self.query, self.key, sight=self.sight, others=self.others)
 
     def shown_weights(self) -> Tensor:
-        """The same, for a picture that cannot do without."""
+        """The same, but an error if there are none."""
         weights = self.weights()
         if weights is None:
             raise ValueError(f"{self.name} ({type(self.mix).__name__.lower()}) has no weights to show")
@@ -40,8 +39,8 @@ class Recorded:
 
 @contextmanager
 def recorded(model: nn.Module, kind: type[SelfAttention] | type[CrossAttention]) -> Iterator[list[Recorded]]:
-    """Note what the attentions of one kind do while the block runs. For passes without a cache. Passes that other
-    threads make meanwhile are none of our business."""
+    """Record the attention modules of one kind while the block runs. For passes without a cache. Passes of other
+    threads are ignored."""
     seen: list[Recorded] = []
     hooks = []
     mine = threading.get_ident()
@@ -51,7 +50,7 @@ def recorded(model: nn.Module, kind: type[SelfAttention] | type[CrossAttention])
             def note(
                 mix: Any, inputs: tuple[Any, ...], options: dict[str, Any] | None = None, name: str = name
             ) -> None:
-                if threading.get_ident() != mine or options is None:  # None: of another thread, and just removed
+                if threading.get_ident() != mine or options is None:  # None: removed meanwhile
                     return
                 query, key = inputs[:2]
                 seen.append(Recorded(name, mix, query, key, options["sight"], options.get("others", ())))

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, written as its formula. Slow and plain: what the others are measured against."""
+"""Scaled dot-product attention, written as its formula. Slow and plain: the reference for all other variants."""
 
 from typing import ClassVar
 
@@ -50,8 +50,8 @@ class Reference(Mix):
 
 
 def weights_of(query: Tensor, key: Tensor, *, sight: Sight, scale: float) -> Tensor:
-    """The weights of every attention that is a softmax over all keys in sight: batch heads query key, rows that sum to
-    1 (or to 0: nothing seen)."""
+    """The weights of every attention that is a softmax over all visible keys: batch heads query key. Rows sum to 1, or
+    to 0 if no key is visible."""
     scores = query @ _share(key, query.shape[1]).transpose(-2, -1)
     term = sight.score(query, key)
     scores = scale * (scores if term is None else scores + term.to(scores.dtype))
@@ -61,8 +61,8 @@ def weights_of(query: Tensor, key: Tensor, *, sight: Sight, scale: float) -> Ten
     visible = sight.mask.dense(query.shape[2], key.shape[2], query.device)
     if visible is None:
         return scores.softmax(-1)
-    # A row of -inf would give NaN, forward and backward, so what is hidden is cut twice: a lowest finite score
-    # before the softmax, zero after it.
+    # A row of -inf would give NaN, forward and backward, so hidden keys are masked twice: with the lowest
+    # finite score before the softmax, and with zero after it.
     scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
     return scores.softmax(-1).masked_fill(~visible, 0)
 
