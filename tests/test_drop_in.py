@@ -379,7 +379,7 @@ def test_a_loss_over_another_count_than_its_batch_said_is_refused(place, used):
         def loss(self, model, batch, *, state):
             return Loss({"words": Term(torch.zeros(()), 4)})
 
-    with pytest.raises(TypeError, match=r"the loss is over \{'words': 4\}, but its batch said \{'words': 3\}"):
+    with pytest.raises(TypeError, match=r"the loss counts \{'words': 4\}, but its batch \{'words': 3\}"):
         StepLoss(torch.nn.Identity(), Task())(Batch(), {})
 
 
