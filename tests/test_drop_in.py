@@ -270,7 +270,7 @@ def test_what_does_not_fit_is_refused_with_a_remedy(used, change, text):
 
 def test_a_stack_that_cannot_look_at_a_memory_is_refused_as_a_decoder(used):
     model = {**TRANSLATING["model"], "decoder": "gated"}
-    with pytest.raises(ValueError, match="decoder: gated cannot look at a memory; use it in an encoder"):
+    with pytest.raises(ValueError, match="decoder: gated has no cross-attention; use it in an encoder"):
         parse_recipe({**TRANSLATING, "parts": [used], "model": model})
 
 
