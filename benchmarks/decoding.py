@@ -1,13 +1,13 @@
-"""How fast is decoding, against CTranslate2 and transformers, on the same weights? First: sh peers.sh
+"""Decoding speed, compared with CTranslate2 and transformers on the same weights. Run `sh peers.sh` first.
 
     python benchmarks/decoding.py                          all cells, as a table
     python benchmarks/decoding.py --sizes tiny --engines heedful ct2-float32-2x1
 
-Random weights, exported to Marian's format and converted to CTranslate2. Each engine runs in a process and an
-environment of its own, and writes 24 tokens for each sentence. The first figure of a cell is sentences a second, the
-best of all rounds; engines take turns. The last rows are what float32 could reach on this machine: if all there were to
-do were matrix products, as fast as a large one; and if it were to read the weights from memory at every step, which a
-small model beats, since it stays in the cache.
+Random weights, exported to Marian's format and converted to CTranslate2. Each engine runs in its own process and
+environment, and generates 24 tokens per sentence. The first figure of a cell is sentences per second, the best of all
+rounds; engines take turns. The last rows are upper bounds for float32 on this machine: matrix products only, at the
+rate of a large one; and reading the weights from memory at every step, which a small model beats, since it stays in
+the cache.
 """
 
 import argparse
@@ -35,9 +35,9 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["tiny", "base"], choices=["tiny", "base"])
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
     parser.add_argument("--cells", nargs="+", default=[f"{beam}x{batch}" for beam, batch in CELLS])
-    parser.add_argument("--turns", type=int, default=2, help="how often each engine comes by at a cell")
-    parser.add_argument("--rounds", type=int, default=2, help="timed runs in a turn, after one that is not")
-    parser.add_argument("--inside", help=argparse.SUPPRESS)  # a function of this file, in a peer's environment
+    parser.add_argument("--turns", type=int, default=2, help="turns of each engine per cell")
+    parser.add_argument("--rounds", type=int, default=2, help="timed runs per turn, after a warm-up run")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)  # a function of this file, run in a peer's environment
     options, rest = parser.parse_known_args()
     if options.inside:
         globals()[options.inside](*rest)
@@ -49,21 +49,21 @@ def main() -> None:
 
 
 def table(size: str, engines: list[str], cells: list[tuple[int, ...]], turns: int, rounds: int) -> None:
-    """Engines take turns at each cell: a machine that others use too is not the same from one minute to the next."""
+    """Engines take turns at each cell: the load of a shared machine changes from minute to minute."""
     rates: dict[tuple[str, tuple[int, ...]], list[float]] = {}
     written: dict[tuple[str, tuple[int, ...]], list[list[int]]] = {}
     memory = dict.fromkeys(engines, 0)
     for cell in cells:
         for turn in range(turns):
             for engine in engines:
-                if engine == "transformers" and turn:  # which is slow, and far behind
+                if engine == "transformers" and turn:  # slow, and far behind
                     continue
                 found = run(engine, "decode", size, engine, *map(str, cell), str(rounds))
                 rates.setdefault((engine, cell), []).extend(len(found["written"]) / one for one in found["seconds"])
                 written[engine, cell] = found["written"]
                 memory[engine] = max(memory[engine], int(found["memory"]))
                 print(size, cell, engine, f"{max(rates[engine, cell]):,.1f}", file=sys.stderr)
-    print(f"\n{size}: sentences/s, the best (the least), and how much of the output is the same as heedful's\n")
+    print(f"\n{size}: sentences/s, best (worst) round, and how much of the output equals heedful's\n")
     print("| engine | " + " | ".join(f"beam {beam} batch {batch}" for beam, batch in cells) + " | memory, MB |")
     print("|---|" + "---:|" * (len(cells) + 1))
     for engine in engines:
@@ -86,15 +86,15 @@ def table(size: str, engines: list[str], cells: list[tuple[int, ...]], turns: in
 
 
 def limits(size: str, cells: list[tuple[int, ...]]) -> dict[str, list[float]]:
-    """Sentences a second, by the machine's rate of products and its rate of reading."""
+    """Upper bounds in sentences per second, by the machine's GEMM rate and its memory read rate."""
     import torch
     from work import OUT, SIZES, THREADS, VOCAB, gemm_rate, read_rate
 
     torch.set_num_threads(THREADS)
     products, reading, of = gemm_rate(), read_rate(), SIZES[size]
     network = 2 * of.width * of.hidden
-    decoder = of.layers * (6 * of.width**2 + network) + VOCAB * of.width  # weights, each used once for a token
-    source = of.layers * (4 * of.width**2 + network + 2 * of.width**2)  # for a source token
+    decoder = of.layers * (6 * of.width**2 + network) + VOCAB * of.width  # weights, each used once per token
+    source = of.layers * (4 * of.width**2 + network + 2 * of.width**2)  # per source token
     arithmetic, memory = [], []
     for beam, batch in cells:
         rows = _rows(batch)
@@ -105,10 +105,10 @@ def limits(size: str, cells: list[tuple[int, ...]]) -> dict[str, list[float]]:
 
 
 def run(engine: str, *arguments: str) -> dict[str, list]:  # type: ignore[type-arg]
-    """A function of this file, in the environment of an engine."""
+    """Run a function of this file in the environment of an engine."""
     python = HERE / ".peers" / ENGINES[engine] / "bin" / "python"
     if not python.exists():
-        sys.exit(f"{python} is not there; run: sh benchmarks/peers.sh")
+        sys.exit(f"{python} does not exist; run: sh benchmarks/peers.sh")
     function, *rest = arguments
     done = subprocess.run(
         [str(python), __file__, "--inside", function, *rest], capture_output=True, text=True, env=environment()
@@ -135,7 +135,7 @@ def prepare(size: str) -> None:
 
 
 def write_marian(size: str) -> None:
-    """Random weights, the same for all. Marian's decoder starts from a vector of zeros, its padding's."""
+    """Random weights, the same for all. Marian's decoder starts from the padding vector, which is zero."""
     import torch
     from work import EOS, PAD, SIZES, VOCAB, say
 
@@ -184,7 +184,7 @@ def decode(size: str, engine: str, beam: str, batch: str, rounds: str) -> None:
     def once() -> None:
         written[:] = work(rows)
 
-    seconds = best_of(once, rounds=1 if engine == "transformers" else int(rounds), least=0.3)  # that one is slow
+    seconds = best_of(once, rounds=1 if engine == "transformers" else int(rounds), least=0.3)  # transformers is slow
     say(seconds=seconds, written=written, memory=peak_memory())
 
 
@@ -207,7 +207,7 @@ def ours(size: str, engine: str, beam: int, batch: int) -> Work:
     from heedful.model.int8 import quantize_int8
 
     class Numbers:
-        """In place of a tokenizer: a text is its token ids."""
+        """A stand-in for a tokenizer: a text is its token ids."""
 
         start, eos, pad, unk, never = PAD, EOS, PAD, None, (PAD,)
 

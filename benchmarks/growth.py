@@ -1,17 +1,17 @@
-"""How does cost grow? With the length of texts, the beam, what is written, the corpus, and the clients of a server.
+"""How cost scales: with text length, beam size, output length, corpus size and the number of a server's clients.
 
     python benchmarks/growth.py --out docs/pictures/growth.png        all, about 20 minutes
     python benchmarks/growth.py --only lengths beams
 
 A tiny model (4+4 layers, width 128).
 
-    lengths   a step of training of 4,096 tokens, in ever longer texts
-    beams     decoding 24 tokens for 8 sentences, on one core, with an ever wider beam
-    written   the same with a beam of 5, for ever longer output
-    corpora   a training on ever more pairs: seconds to the first step, and resident memory (see memory.py)
-    clients   a server, after a short training, with ever more clients at once (see serving.py)
+    lengths   a training step of 4,096 tokens, with increasing text length
+    beams     decoding 24 tokens for 8 sentences, on one core, with increasing beam size
+    written   the same with a beam of 5, with increasing output length
+    corpora   a training with increasing corpus size: seconds to the first step, and resident memory (see memory.py)
+    clients   a server, after a short training, with more and more concurrent clients (see serving.py)
 
-Every point has a process of its own.
+Each point is measured in its own process.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import serving
 import torch
 from work import SIZES, best_of, peak_memory, say, sentences
 
-Panel = tuple[str, str, list[int], dict[str, list[float]]]  # title, what grows, its values, curves
+Panel = tuple[str, str, list[int], dict[str, list[float]]]  # title, x label, x values, curves
 LENGTHS, BEAMS, WRITTEN = [128, 256, 512, 1024, 2048, 4096], [1, 2, 4, 8, 16], [16, 32, 64, 128, 256, 512]
 CORPORA, CLIENTS = [10_000, 100_000, 1_000_000, 3_000_000], [1, 4, 16, 64, 256]
 
@@ -85,7 +85,7 @@ def corpora() -> list[Panel]:
 
 
 def clients() -> list[Panel]:
-    """A model of the mini corpus, trained for a minute: it writes sentences of the usual length."""
+    """A model trained on the mini corpus for a minute, so that it generates sentences of typical length."""
     heedful = [sys.executable, "-m", "heedful"]
     with tempfile.TemporaryDirectory(prefix="heedful-growth-") as name:
         place = Path(name)
@@ -101,7 +101,7 @@ def clients() -> list[Panel]:
         expected = serving.offline(place / "model", lines)
         found = []
         with serving.serving(place / "model", []) as port:
-            for count in [4, *CLIENTS]:  # the first to warm up
+            for count in [4, *CLIENTS]:  # the first is a warm-up
                 found.append(asyncio.run(serving.load(port, count, 8, lines, expected)))
     found = found[1:]
     if any(one.lost or one.wrong for one in found):

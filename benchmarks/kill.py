@@ -1,9 +1,9 @@
-"""Kill a training at random moments, again and again, and compare what comes out with a training left alone.
+"""Kill a training repeatedly at random moments, and compare the result with an uninterrupted training.
 
     python benchmarks/kill.py              20 kills, about three minutes on two cores
     python benchmarks/kill.py --kills 3
 
-Ends with exit code 0 only if weights and optimizer are equal to the last byte.
+Exits with code 0 only if weights and optimizer state are identical.
 """
 
 import argparse
@@ -37,13 +37,13 @@ def main() -> None:
         began = time.monotonic()
         start(corpus, folder / "alone").wait()
         whole = time.monotonic() - began
-        print(f"left alone: {whole:.1f} s")
+        print(f"uninterrupted: {whole:.1f} s")
         kills = 0
         while kills < options.kills:
             process = start(corpus, folder / "killed")
             try:
                 process.wait(timeout=chance.uniform(0.05, 0.6) * whole)
-                (folder / "killed").rename(folder / f"finished-{kills}")  # it was through: begin again
+                (folder / "killed").rename(folder / f"finished-{kills}")  # it finished first: start over
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -58,7 +58,7 @@ def main() -> None:
             for name in names:
                 if (run / name).read_bytes() != (folder / "alone" / name).read_bytes():
                     sys.exit(f"{name} differs after {kills} kills")
-        print(f"{kills} kills, {len(finished)} trainings finished: weights and optimizer equal to the last byte")
+        print(f"{kills} kills, {len(finished)} trainings finished: weights and optimizer state identical")
 
 
 def start(corpus: Path, out: Path) -> "subprocess.Popen[bytes]":

@@ -2,9 +2,9 @@
 
     python benchmarks/language_model.py
 
-4 layers, 4 heads, width 128, context 64, batch 12, 65 characters. The plain one has `scaled_dot_product_attention` and
-fused AdamW, as one would write it. Both start from the same weights, see the same batches and take turns, each in a
-process of its own; the figure is the best of the rounds.
+4 layers, 4 heads, width 128, context 64, batch 12, 65 characters. The plain one uses `scaled_dot_product_attention` and
+fused AdamW, as is common. Both start from the same weights, see the same batches and take turns, each in its own
+process; the figure is the best round.
 """
 
 import argparse
@@ -55,7 +55,7 @@ class Plain(nn.Module):
         return F.cross_entropy(logits.view(-1, VOCAB), wanted.flatten())
 
     def take(self, weights: dict[str, Tensor]) -> None:
-        """Those of a Heedful model."""
+        """Load the weights of a Heedful model."""
         names = {"embedding.weight": "table.weight", "decoder.position.weight": "places.weight"}
         inside = {"attention.query_key_value": "query_key_value", "attention.output": "output",
                   "attention_residual.norm": "first", "feedforward.input": "inner", "feedforward.output": "outer",
@@ -106,7 +106,7 @@ def train(name: str) -> None:
     ours: Any = read_recipe("char-gpt", []).model.model_copy(update={"vocab": VOCAB}).build()
     initialise(ours, "gpt2")
     generator = torch.Generator().manual_seed(2)
-    # A text with something to learn: each character follows from the one before, with a little noise.
+    # A text with structure to learn: each character depends on the previous one, with some noise.
     text = (torch.arange(20_000) * 7 + torch.randint(0, 3, (20_000,), generator=generator)) % VOCAB
     model = ours
     if name == "plain":

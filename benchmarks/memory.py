@@ -1,9 +1,9 @@
-"""Does the memory of a training grow with the corpus? Trains a few steps on corpora of growing size.
+"""Does training memory grow with the corpus? Trains a few steps on corpora of increasing size.
 
     python benchmarks/memory.py                      10 thousand, 100 thousand, 1 million and 10 million pairs
     python benchmarks/memory.py --pairs 10000 1000000
 
-Prints, for each: the time to the first step of a first and of a second start, and the resident memory of the second.
+Prints for each: the time to the first step, for a first and a second start, and the resident memory of the second.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def measure(count: int, folder: Path) -> tuple[float, float, int]:
-    """Seconds to the first step of a first and of a second start, and the peak memory of the second."""
+    """Seconds to the first step, for a first and a second start, and the peak memory of the second."""
     folder.mkdir()
     corpus = write_corpus(folder / "pairs.tsv", count)
     first, _ = run(corpus, folder / "first")
@@ -60,7 +60,7 @@ def run(corpus: Path, out: Path) -> tuple[float, int]:
 
 
 def write_corpus(path: Path, count: int) -> Path:
-    """Made-up sentences of 3 to 25 words; the same distribution at every size."""
+    """Random sentences of 3 to 25 words, from the same distribution for every size."""
     chance = random.Random(1)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(chance.choices(letters, k=chance.randint(2, 9))) for _ in range(5000)]

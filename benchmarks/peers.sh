@@ -1,12 +1,12 @@
 #!/bin/sh
-# A virtual environment for each peer, in benchmarks/.peers: what they need to run today, without their old pins.
+# Creates a virtual environment for each peer in benchmarks/.peers, with current versions instead of their old pins.
 set -eu
 cd "$(dirname "$0")"
 here=$(pwd)
 python=${PYTHON:-python3}
 torch="torch>=2.13,<2.14"
 
-make() { # name, packages taken without what they ask for, packages
+make() { # name, packages installed without their dependencies, packages
     place="$here/.peers/$1"
     [ -f "$place/ready" ] && return
     "$python" -m venv "$place"

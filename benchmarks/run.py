@@ -2,7 +2,7 @@
 
     python benchmarks/run.py --out bench.md
 
-The machine's own limits come first, so that every figure can be read as a share of them. Nothing else should run.
+The limits of the machine are printed first, so that figures can be related to them. Nothing else should be running.
 """
 
 import argparse

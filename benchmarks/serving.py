@@ -1,13 +1,13 @@
-"""Load test of `heedful serve`, on the loopback: many clients at once, every answer compared with the offline model.
+"""Load test of `heedful serve` on localhost: many concurrent clients, every answer compared with the offline model.
 
     python benchmarks/serving.py runs/my-model --lines test.en
     python benchmarks/serving.py runs/my-model --lines test.en --clients 1 64 --seconds 5
     python benchmarks/serving.py runs/my-model --lines test.en --soak 10000
 
-Each client sends one sentence at a time and waits for the answer. `one at a time` is the same server told to translate
-one request after the other (one stream, batches of one sentence, all threads): what there would be without the engine.
-`--soak` sends so many requests by 64 clients, beside a thousand connections that say nothing, and prints the server's
-memory as it goes.
+Each client sends one sentence at a time and waits for the answer. `one at a time` is the same server, configured to
+translate one request after the other (one stream, batches of one sentence, all threads): the baseline without batching.
+`--soak` sends that many requests from 64 clients, with a thousand idle connections open, and prints the server's memory
+along the way.
 """
 
 import argparse
@@ -44,10 +44,10 @@ class Result:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--lines", type=Path, required=True, help="sentences to send, one a line")
+    parser.add_argument("--lines", type=Path, required=True, help="sentences to send, one per line")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--seconds", type=float, default=8)
-    parser.add_argument("--soak", type=int, default=0, help="so many requests, for the memory, and nothing else")
+    parser.add_argument("--soak", type=int, default=0, help="only send this many requests and watch the memory")
     options = parser.parse_args()
     lines = [line for line in options.lines.read_text(encoding="utf-8").splitlines() if line.strip()][:500]
     expected = offline(options.model, lines)
@@ -67,7 +67,7 @@ def main() -> None:
                 print(f"{result.row(name)} {server.memory():,.0f} |", flush=True)
     for clients in options.clients:
         ratio = rates["engine", clients] / rates["one at a time", clients]
-        print(f"{clients} clients: {ratio:.1f} times as many sentences a second as one at a time")
+        print(f"{clients} clients: {ratio:.1f} times as many sentences per second as one at a time")
 
 
 def soak(model: Path, count: int, lines: list[str], expected: dict[str, str]) -> None:
@@ -86,14 +86,14 @@ def soak(model: Path, count: int, lines: list[str], expected: dict[str, str]) ->
 
 
 def offline(model: Path, lines: list[str]) -> dict[str, str]:
-    """By a process of its own, with the server's settings."""
+    """Translations by a separate process, with the server's settings."""
     command = [sys.executable, "-m", "heedful", "translate", str(model), "--num-beams", "4"]
     done = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, text=True, check=True)
     return dict(zip(lines, done.stdout.splitlines(), strict=True))
 
 
 class serving:  # noqa: N801
-    """The server as a process of its own."""
+    """The server in a separate process."""
 
     def __init__(self, model: Path, flags: list[str]) -> None:
         self.command = [sys.executable, "-m", "heedful", "serve", str(model), "--port", "0", "--no-access-log", *flags]
@@ -107,7 +107,7 @@ class serving:  # noqa: N801
         return int(line.split("http://127.0.0.1:")[1].split()[0])
 
     def memory(self) -> float:
-        """Resident, in MiB."""
+        """Resident memory, in MiB."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * 4096 / 2**20
 
@@ -146,7 +146,7 @@ async def load(port: int, clients: int, seconds: float, lines: list[str], expect
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> str | None:
-    """One request over an open connection; None if there is no proper answer."""
+    """One request over an open connection; None if there is no valid answer."""
     body = json.dumps({"text": line, "alignment": False}).encode()
     kind = "Content-Type: application/json"
     head = f"POST /api/translate HTTP/1.1\r\nHost: x\r\n{kind}\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -1,10 +1,10 @@
-"""Where does the time go? The operations of a step, with their shares.
+"""Profile: the operations of a step, with their shares of the time.
 
     python benchmarks/shares.py
 
-A step of training (tiny, and a language model in nanoGPT's setting; two threads) and sentences decoded (one thread, as
-in a stream): what would have to become faster next. The profiler itself costs time, most of all where steps are short.
-`product` is that of the vocabulary and of the source's keys and values; those of the layers are in `encode` and `step`.
+A step of training (tiny, and a language model in nanoGPT's setting; two threads) and decoding (one thread, as in a
+stream), to show what to optimise next. The profiler adds overhead, especially if steps are short. `product` covers the
+vocabulary and the source's keys and values; the products of the layers are in `encode` and `step`.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def show(title: str, work: Callable[[], object]) -> None:
 
 
 def show_kernels(title: str, work: Callable[[], object]) -> None:
-    """By our own kernels, which torch's profiler does not see; the rest is Python and torch."""
+    """Time in our own kernels, which torch's profiler does not see; the rest is Python and torch."""
     from heedful.model.cpu import kernels
 
     seconds: dict[str, float] = {}

@@ -1,12 +1,12 @@
-"""How fast is training, against the peers, on the same batches? First: sh peers.sh
+"""Training speed, compared with other toolkits on the same batches. Run `sh peers.sh` first.
 
     python benchmarks/training.py                          all peers, tiny and base, as tables
     python benchmarks/training.py --sizes tiny --peers heedful torch
-    python benchmarks/training.py --curve                  the losses of our steps beside those of transformers'
+    python benchmarks/training.py --curve                  our losses, step by step, compared with transformers'
 
 A step is forward, backward and torch's fused Adam, float32, two threads, dropout 0.1, label smoothing 0.1. Each peer
-runs in a process and an environment of its own, with its own model and its own loss. The figure is real target tokens a
-second, padding not counted, over the same batches; the best round, and all of them.
+runs in its own process and environment, with its own model and loss. The figure is real target tokens per second,
+without padding, over the same batches; the best round, and all of them.
 """
 
 import argparse
@@ -36,10 +36,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["tiny", "base"], choices=["tiny", "base"])
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
-    parser.add_argument("--turns", type=int, default=2, help="how often each peer comes by")
-    parser.add_argument("--rounds", type=int, default=2, help="rounds in a turn")
-    parser.add_argument("--steps", type=int, help="batches in a round; 6 of tiny, 2 of base, unless said")
-    parser.add_argument("--curve", action="store_true", help="compare losses, not speed")
+    parser.add_argument("--turns", type=int, default=2, help="turns of each peer")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds per turn")
+    parser.add_argument("--steps", type=int, help="batches per round (default: 6 for tiny, 2 for base)")
+    parser.add_argument("--curve", action="store_true", help="compare losses instead of speed")
     parser.add_argument("--inside", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
@@ -52,10 +52,10 @@ def main() -> None:
 
 
 def table(size: str, peers: list[str], steps: int, rounds: int, turns: int) -> None:
-    """Peers take turns: a machine that others use too is not the same from one minute to the next."""
+    """Peers take turns: the load of a shared machine changes from minute to minute."""
     rates: dict[str, list[float]] = {peer: [] for peer in peers}
     last: dict[str, dict[str, Any]] = {}
-    limit = 0.0  # operations a second, the most that a large product ever reached
+    limit = 0.0  # operations per second, the highest GEMM rate measured
     for _ in range(turns):
         for peer in peers:
             found = last[peer] = run(peer, "speed", size, peer, str(steps), str(rounds))
@@ -78,7 +78,7 @@ def table(size: str, peers: list[str], steps: int, rounds: int, turns: int) -> N
 
 
 def curve() -> None:
-    """The same weights, the same batches, no dropout: what is faster must still be the same mathematics."""
+    """The same weights, the same batches, no dropout: faster code must compute the same function."""
     from decoding import prepare
 
     prepare("tiny")
@@ -93,7 +93,7 @@ def curve() -> None:
 def run(peer: str, *arguments: str) -> dict[str, Any]:
     python = HERE / ".peers" / PEERS[peer] / "bin" / "python"
     if not python.exists():
-        sys.exit(f"{python} is not there; run: sh benchmarks/peers.sh")
+        sys.exit(f"{python} does not exist; run: sh benchmarks/peers.sh")
     command = [str(python), __file__, "--inside", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
     if done.returncode:
@@ -147,7 +147,7 @@ def speed(size: str, peer: str, steps: int, rounds: int) -> None:
 
 
 def adam_of(peer: str) -> Any:
-    """torch's for all; heedful's is the same without an import that it makes on the way."""
+    """torch's fused Adam for all; heedful's is the same without an import that torch's triggers."""
     if peer == "heedful":
         from heedful.training.optimizer import Adam
     else:
@@ -156,7 +156,7 @@ def adam_of(peer: str) -> Any:
 
 
 def operations(size: Any, batch: Any) -> float:
-    """Of matrix products with weights, for the real tokens only: what cannot be left out. Backward is twice forward."""
+    """Operations in matrix products with weights, for real tokens only: the minimum. Backward is twice forward."""
     from work import PAD, VOCAB
 
     source, target = int((batch.source != PAD).sum()), batch.tokens
@@ -217,7 +217,7 @@ def heedful_loss(model: Any) -> Callable[[Any], Any]:
 
     from heedful.objectives import vocabulary_cross_entropy
 
-    def loss(batch: Any) -> Any:  # as tasks/translation.py has it
+    def loss(batch: Any) -> Any:  # as in tasks/translation.py
         memory = model.encode(batch.source, valid=batch.source != PAD)
         real = batch.target_out != PAD
         states = model.decode(batch.target_in, memory)[real]
@@ -346,7 +346,7 @@ def opennmt(size: Any, dropout: float) -> Built:
     )  # fmt: skip
     model = NMTModel(encoder, decoder)
     model.generator = nn.Linear(size.width, VOCAB)
-    for name, parameter in model.named_parameters():  # it leaves them as memory was
+    for name, parameter in model.named_parameters():  # the toolkit leaves them uninitialised
         if parameter.dim() > 1:
             nn.init.xavier_uniform_(parameter)
         elif name.endswith("bias"):
@@ -355,7 +355,7 @@ def opennmt(size: Any, dropout: float) -> Built:
 
     def loss(batch: Any) -> Any:
         lengths = (batch.source != PAD).sum(1)
-        target = torch.cat([batch.target_in, batch.target_out[:, -1:]], dim=1)  # the model leaves out the last
+        target = torch.cat([batch.target_in, batch.target_out[:, -1:]], dim=1)  # the model drops the last token
         states, _ = model(batch.source[..., None], target[..., None], lengths)
         return smoothed(model.generator(states), batch.target_out)
 
@@ -389,7 +389,7 @@ def sockeye(size: Any, dropout: float) -> Built:
     judge = CrossEntropyLoss(label_smoothing=SMOOTHING)
 
     def theirs(tokens: Any) -> Any:
-        """Its padding is 0, which here is the end."""
+        """Its padding id is 0, which is EOS here."""
         return torch.where(tokens == PAD, 0, torch.where(tokens == 0, PAD, tokens)).int()
 
     def loss(batch: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The work every engine is given, the same for all: sizes, sentences, batches; and how it is timed.
+"""The workload, the same for all engines: sizes, sentences, batches; and how it is timed.
 
-Imported by every peer in its own environment, so it needs torch and nothing else, and that only where it is used.
+Imported by every peer in its own environment, so it needs only torch, and imports it only where it is used.
 """
 
 import json
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch  # not at run time: it would count as an engine's memory that does without it
+    import torch  # not at run time: it would add to the memory of engines that do not need it
 
 VOCAB = 10_000  # source, target and output share one table
-EOS, FIRST_WORD, PAD = 0, 4, VOCAB - 1  # as in Marian's vocabularies: the end first, padding last
-OUT = 24  # tokens written for each sentence
+EOS, FIRST_WORD, PAD = 0, 4, VOCAB - 1  # as in Marian's vocabularies: EOS first, padding last
+OUT = 24  # tokens generated per sentence
 THREADS = 2
 
 
@@ -37,7 +37,7 @@ SIZES = {
 
 
 def length(chance: random.Random) -> int:
-    """Of a sentence in tokens: 3 to 60, half of them up to 14, as in a corpus of everyday sentences."""
+    """A sentence length in tokens: 3 to 60, median 14, as in a corpus of everyday sentences."""
     return max(3, min(60, round(chance.lognormvariate(2.64, 0.5))))
 
 
@@ -50,16 +50,16 @@ def sentences(count: int, seed: int = 1) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows padded at the end with PAD. The decoder reads `target_in` and is to say `target_out`."""
+    """Rows padded at the end with PAD. The decoder reads `target_in` and must predict `target_out`."""
 
     source: "torch.Tensor"
     target_in: "torch.Tensor"
     target_out: "torch.Tensor"
-    tokens: int  # real target tokens, the end counted
+    tokens: int  # real target tokens, including EOS
 
 
 def batches(size: Size, count: int, seed: int = 1) -> list[Batch]:
-    """Pairs sorted by length into batches, the batches shuffled."""
+    """Pairs sorted by length and cut into batches, which are shuffled."""
     chance = random.Random(seed)
     pairs = []
     for _ in range(30_000):
@@ -95,7 +95,7 @@ def padded(rows: list[list[int]]) -> "torch.Tensor":
 
 
 def best_of(function: Callable[[], object], *, rounds: int = 5, least: float = 0.5) -> list[float]:
-    """Seconds of each round, after one that does not count. Short work is repeated within a round."""
+    """Seconds of each round, after a warm-up. Short work is repeated within a round."""
     began = time.perf_counter()
     function()
     repeats = max(1, int(least / max(1e-6, time.perf_counter() - began)))
@@ -109,7 +109,7 @@ def best_of(function: Callable[[], object], *, rounds: int = 5, least: float = 0
 
 
 def gemm_rate() -> float:
-    """Float32 operations a second in a product of two matrices of 1024 x 1024: what no matrix work can beat."""
+    """Float32 operations per second in a 1024 x 1024 matrix product: the upper bound for matrix work."""
     import torch
 
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
@@ -117,7 +117,7 @@ def gemm_rate() -> float:
 
 
 def read_rate() -> float:
-    """Bytes a second read from memory: what no work that reads all weights for each step can beat."""
+    """Bytes per second read from memory: the upper bound for work that reads all weights at each step."""
     import torch
 
     numbers = torch.ones(64 << 20)
@@ -125,11 +125,11 @@ def read_rate() -> float:
 
 
 def peak_memory() -> int:
-    """Of this process so far and of the largest of those it started, in bytes."""
+    """The peak so far of this process or of its largest child process, in bytes."""
     own, others = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return 1024 * max(own, others)
 
 
 def say(**figures: object) -> None:
-    """One line that the process that started this one reads."""
+    """Print one line for the parent process."""
     print(json.dumps(figures), flush=True)

@@ -27,17 +27,17 @@ BAD = {
     "vocab=0": "vocab: input should be greater than or equal to 1, not 0",
     "vocab=many": "vocab: input should be a valid integer.* not 'many'",
     "encoder.dropout=1.5": "encoder.dropout: input should be less than 1, not 1.5",
-    "decoder.cross={heads: 8, window: 5}": "decoder: cross attention cannot have a window",
-    "encoder.cross={heads: 8}": "encoder: cross attention needs an encoder to look at; leave cross out",
+    "decoder.cross={heads: 8, window: 5}": "decoder: cross-attention cannot have a window",
+    "encoder.cross={heads: 8}": "encoder: cross-attention needs an encoder to attend to; remove cross",
     "decoder.feedforward.kernel=3": "decoder: feedforward kernel 3 would see the next token; a decoder needs kernel 1",
-    "encoder.feedforward.kernel=2": "kernel 2 has no middle; choose an odd one such as 1 or 3",
+    "encoder.feedforward.kernel=2": "kernel 2 is even; choose an odd size, such as 1 or 3",
     "encoder.feedforward.activation=rleu": "encoder.feedforward.activation: input should be 'relu', 'gelu'",
     "encoder.attention.window=0": "encoder.attention.window: window 0 sees nothing; choose 1",
     "encoder.norm.eps=0": "encoder.norm.eps: input should be greater than 0, not 0",
     "source_vocab=99": "tie 'all' shares one table, but source_vocab 99 is not vocab 32000; choose tie 'output'",
     "tie=yes": "tie: input should be 'all', 'output', 'inputs' or 'none', not True",
-    "embedding.width=7": "encoder: width 7 does not make at least two pairs of sin and cos; choose an even width",
-    "encoder.position={kind: relative_bias, buckets: 30}": "buckets 30 cannot be halved twice; choose a multiple of 4",
+    "embedding.width=7": "encoder: sinusoidal positions need an even width of at least 4, not 7",
+    "encoder.position={kind: relative_bias, buckets: 30}": "buckets 30 is not a multiple of 4; choose one that is",
     "width": "'width' is not of the form key=value, such as width=256",
     "width.layers=3": "'width.layers': 'width' holds 512, which has no keys of its own",
     "tie.layers=3": "'tie.layers': 'tie' holds 'all', which has no keys of its own",
@@ -52,7 +52,7 @@ def test_bad_changes_are_refused_with_a_line_that_helps(change):
 
 
 def test_an_odd_head_cannot_be_rotated():
-    with pytest.raises(ValueError, match="a head is 3 wide; choose heads that make it even"):
+    with pytest.raises(ValueError, match="rotary needs heads of even width, not 3; choose another"):
         override(BASE, ["encoder.position=rotary", "encoder.attention.head_width=3"])
 
 
@@ -62,7 +62,7 @@ def test_llama3_scaling_is_checked():
 
 
 def test_a_head_may_be_named_once():
-    with pytest.raises(ValidationError, match="name one twice; a model has each head once"):
+    with pytest.raises(ValidationError, match="contain a duplicate; a model can have each head only once"):
         EncoderOnlyConfig(heads=[{"kind": "pooler"}, {"kind": "pooler"}])
 
 

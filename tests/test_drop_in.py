@@ -251,9 +251,9 @@ def test_parameters_are_counted(place, used, name):
 
 @pytest.mark.parametrize(("change", "text"), [
     ({"model": {"decoder": {"attention": {"mix": "fading", "window": 3}}}},
-     "decoder: attention fading does not support window; drop attention.window, or choose mix softmax"),
+     "decoder: attention fading does not support window; remove attention.window, or choose mix softmax"),
     ({"model": {"decoder": {"attention": {"mix": "fading", "kv_heads": 1}}}},
-     "decoder: attention fading does not support groups; drop attention.kv_heads"),
+     "decoder: attention fading does not support groups; remove attention.kv_heads"),
     ({"model": {"decoder": {"position": "alibi"}}}, "decoder: attention fading does not support bias"),
     ({"model": {"decoder": {"position": "nearby"}}}, "decoder: attention fading does not support score"),
     ({"task": {"kind": "translation"}},
@@ -270,7 +270,7 @@ def test_what_does_not_fit_is_refused_with_a_remedy(used, change, text):
 
 def test_a_stack_that_cannot_look_at_a_memory_is_refused_as_a_decoder(used):
     model = {**TRANSLATING["model"], "decoder": "gated"}
-    with pytest.raises(ValueError, match="decoder: gated cannot look at a memory; use it in an encoder"):
+    with pytest.raises(ValueError, match="decoder: gated has no cross-attention; use it in an encoder"):
         parse_recipe({**TRANSLATING, "parts": [used], "model": model})
 
 
@@ -379,7 +379,7 @@ def test_a_loss_over_another_count_than_its_batch_said_is_refused(place, used):
         def loss(self, model, batch, *, state):
             return Loss({"words": Term(torch.zeros(()), 4)})
 
-    with pytest.raises(TypeError, match=r"the loss is over \{'words': 4\}, but its batch said \{'words': 3\}"):
+    with pytest.raises(TypeError, match=r"the loss counts \{'words': 4\}, but its batch \{'words': 3\}"):
         StepLoss(torch.nn.Identity(), Task())(Batch(), {})
 
 

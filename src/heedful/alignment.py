@@ -1,7 +1,7 @@
-"""Which word comes from which: read off the attention to the source.
+"""Word alignment from cross-attention.
 
-A model has many heads, and few of them align. The one that does it best is picked once, at the end of training: the one
-whose links join words that often occur in each other's sentences.
+Few of a model's heads align words. The best one is chosen once, at the end of training: the one whose links join words
+that often co-occur in sentence pairs.
 """
 
 import json
@@ -22,7 +22,7 @@ from heedful.model.record import Recorded, recorded
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.words import word_spans, words
 
-Tokenizers = Sequence[Tokenizer]  # of the source and of the target
+Tokenizers = Sequence[Tokenizer]  # for source and target
 Links = list[tuple[int, int]]  # (source word, target word), from 0
 BATCH = 64
 
@@ -36,7 +36,7 @@ class Aligner:
     score: float = 0.0
 
     def align(self, model: SequenceToSequence, tokenizers: Tokenizers, pairs: Sequence[tuple[str, str]]) -> list[Links]:
-        """For each pair the source word that each target word looks at most."""
+        """For each pair, the source word that each target word attends to most."""
         found: list[Links] = []
         for start in range(0, len(pairs), BATCH):
             chunk = pairs[start : start + BATCH]
@@ -49,7 +49,7 @@ class Aligner:
     def weights(
         self, model: SequenceToSequence, tokenizers: Tokenizers, source: list[int], target: list[int]
     ) -> Tensor:
-        """How much each target token, while it is written, looks at each source token: target source."""
+        """How much each target token, when it is generated, attends to each source token: target source."""
         return _attentions(model, tokenizers, [source], [target])[self.layer].shown_weights()[0, self.head]
 
     def save(self, folder: Path) -> None:
@@ -70,8 +70,8 @@ def choose(
     *,
     lexicon: Sequence[tuple[str, str]],
 ) -> Aligner | None:
-    """The head that aligns these pairs best, judged by the words that meet in the pairs of `lexicon`. None where the
-    model has no attention to the source, or one without weights."""
+    """The head that aligns these pairs best, judged by co-occurrences in the pairs of `lexicon`. None if the model has
+    no cross-attention, or one without weights."""
     pairs = [pair for pair in pairs if words(pair[0]) and words(pair[1])]
     association = _association(pairs, [*lexicon, *pairs])
     totals: dict[tuple[int, int], float] = {}
@@ -106,7 +106,7 @@ def _encoded(tokenizers: Tokenizers, pairs: Sequence[tuple[str, str]]) -> tuple[
 def _attentions(
     model: SequenceToSequence, tokenizers: Tokenizers, sources: list[list[int]], targets: list[list[int]]
 ) -> list[Recorded]:
-    """The cross-attention of each layer while the target is read; its weights are batch heads target source."""
+    """The cross-attention of each layer, given the target; its weights are batch heads target source."""
     device = model.device
     source, valid = pad(sources, last=tokenizers[0].eos)
     target, _ = pad(targets, first=tokenizers[-1].start)
@@ -129,7 +129,7 @@ def _memberships(tokenizers: Tokenizers, pair: tuple[str, str]) -> tuple[Tensor,
 
 
 def _membership(tokenizer: Tokenizer, text: str) -> Tensor:
-    """token word: how much of each token is in each word. Without spaces, a token may hold several words."""
+    """token word: how much of each token is in each word. Without spaces, a token may contain several words."""
     starts, pieces = [start for start, _ in word_spans(text)], tokenizer.pieces(text)
     found = [[0.0] * len(starts) for _ in pieces]
     for row, (_, start, end) in enumerate(pieces):
@@ -140,8 +140,8 @@ def _membership(tokenizer: Tokenizer, text: str) -> Tensor:
 
 
 def _association(asked: Sequence[tuple[str, str]], lexicon: Sequence[tuple[str, str]]) -> Callable[[str, str], float]:
-    """Dice's coefficient of a source and a target word: how often they meet, of how often they occur. Only words that
-    meet in a pair `asked` about are counted: all that meet in a lexicon would fill the memory."""
+    """Dice's coefficient of a source and a target word: how often they co-occur, relative to how often they occur.
+    Only words that co-occur in `asked` are counted: all co-occurrences of a lexicon would fill the memory."""
     wanted: dict[str, set[str]] = {}
     for source, target in asked:
         for word in words(source):

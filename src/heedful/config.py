@@ -1,4 +1,4 @@
-"""Typed configuration: checked when it is made, changed by dotted keys, and able to find a part by its file's name.
+"""Typed configuration: validated when created, changed by dotted keys, and able to find a part by its file's name.
 
 Every part of the toolkit has a frozen config beside it, and the config builds the part. Where a folder holds
 interchangeable parts (`model/position`, `model/attention`, ...), the name used in a recipe is the name of the file:
@@ -6,8 +6,8 @@ interchangeable parts (`model/position`, `model/attention`, ...), the name used 
     position: rotary                         ->  model/position/rotary.py, with its defaults
     position: {kind: rotary, base: 500000}   ->  the same file, with a key changed
 
-A file whose name begins with `_` is a helper and no kind. Parts of a person's own are found in the folders and packages
-that the person has named: see `parts.py`.
+A file whose name begins with `_` is a helper, not a kind. Custom parts are found in the folders and packages that the
+user has named: see `parts.py`.
 """
 
 import difflib
@@ -34,7 +34,7 @@ ConfigT = TypeVar("ConfigT", bound="Config")
 
 
 class Config(BaseModel):
-    """A frozen, self-checking set of keys. An unknown key is refused with the nearest known one."""
+    """A frozen, self-validating set of keys. For an unknown key, the error suggests the nearest known one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,7 +52,7 @@ class PartConfig(Config):
     """The config of a part that lives in a folder of interchangeable parts.
 
     The folder's `__init__.py` derives the contract from this class and names itself in `folder`; each file of the
-    folder derives one final config from that contract. `default`: the kind that is meant where none is named.
+    folder derives one final config from that contract. `default`: the kind if none is named.
     """
 
     folder: ClassVar[str]
@@ -83,7 +83,7 @@ class PartConfig(Config):
 
 
 def kinds(folder: str) -> list[str]:
-    """The names that may stand in a recipe for a part of this folder: its files."""
+    """The names of the parts of a folder in a recipe: those of its files."""
     return sorted(parts.modules(folder))
 
 
@@ -148,7 +148,7 @@ def _at(config: Config, path: list[str]) -> Any:
 
 
 def parse(kind: type[ConfigT], data: Any) -> ConfigT:
-    """The config made of plain data; what is wrong is told in one line each."""
+    """The config from plain data; the error has one line per problem."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -156,7 +156,7 @@ def parse(kind: type[ConfigT], data: Any) -> ConfigT:
 
 
 def explain(error: ValidationError) -> str:
-    """What pydantic found, as one line a problem: where, what is wrong, what was given."""
+    """Pydantic's errors, one line per problem: where, what is wrong, what was given."""
     lines = []
     for problem in error.errors():
         where = ".".join(str(step) for step in problem["loc"])
@@ -168,7 +168,7 @@ def explain(error: ValidationError) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'layers'?`, or the list of what is known when nothing is near."""
+    """`; did you mean 'layers'?`, or the list of known words if none is close."""
     known = list(known)
     near = difflib.get_close_matches(str(word), known, n=1)
     if near:

@@ -1,4 +1,4 @@
-"""Logits -> loss: named terms, each a sum and a count. They are divided once, however a batch was dealt out."""
+"""Logits -> loss: named terms, each a sum and a count. They are divided once, however a batch was split."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +11,13 @@ from torch.autograd.function import once_differentiable
 from heedful.model.cpu import door
 from heedful.model.cpu.loss import cross_entropy_, vocabulary_products
 
-HELD = 4_000_000  # scores held at a time: few enough for the cache, enough for fast products
+HELD = 4_000_000  # logits per chunk: few enough for the CPU cache, enough for fast products
 
 
 @dataclass(frozen=True)
 class Term:
-    """`total` is the sum over `count` things: words, sentences, pairs. `weight`: its share of the whole loss. `plain`:
-    of a smoothed loss, the sum of -log p(target) without smoothing, to be read beside a validation loss."""
+    """`total` is the sum over `count` items: tokens, sentences, pairs. `weight`: its weight in the loss. `plain`: for a
+    smoothed loss, the sum of -log p(target) without smoothing, comparable to the validation loss."""
 
     total: Tensor
     count: int
@@ -27,8 +27,8 @@ class Term:
 
 @dataclass(frozen=True)
 class Loss:
-    """sum over terms of weight * total / count, where total and count are those of a whole step: micro-batches and
-    processes add up, and the division comes last. `state`: what the task wants back at the next step."""
+    """sum over terms of weight * total / count, with the total and count of a whole step: sums over micro-batches and
+    processes come first, the division last. `state`: what the task receives at the next step."""
 
     terms: dict[str, Term]
     state: dict[str, Tensor] = field(default_factory=dict)
@@ -52,8 +52,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, smoothing: float = 0.0) ->
 def vocabulary_cross_entropy(
     states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, smoothing: float = 0.0
 ) -> Term:
-    """The same from the states before the last linear map, logits = W h + b, without ever holding all logits: they are
-    made, turned into probabilities and then into gradients a few rows at a time, while these are in the cache.
+    """The same from the states before the last linear map, logits = W h + b, without storing all logits: they
+    are computed and turned into probabilities and gradients a few rows at a time, while these are in the CPU cache.
 
     states: tokens width; weight: vocab width
     """
@@ -71,7 +71,7 @@ def vocabulary_cross_entropy(
 
 
 def _unsmoothed(total: Tensor, right: Tensor, every: Tensor, smoothing: float, vocab: int) -> Tensor:
-    """The sum of -log p(target), from the smoothed loss, the sum of the targets' scores and that of all scores."""
+    """The sum of -log p(target), from the smoothed loss, the sum of the targets' logits and that of all logits."""
     return total.detach().double() - smoothing * right + smoothing / vocab * every
 
 

@@ -74,7 +74,7 @@ def test_too_long_pairs_are_left_out_and_counted(tmp_path):
     file.write_text(file.read_text() + f"{'x ' * 200}\tlong\n")
     found, _ = run(tmp_path, file, data=DataConfig(max_length=50))
     assert found.facts["too_long"] == 1
-    with pytest.raises(ValueError, match="no pairs are left to train on: .* have more than 1 tokens on a side; raise"):
+    with pytest.raises(ValueError, match="no rows are left to train on: .* have more than 1 tokens in a text; raise"):
         run(tmp_path, file, data=DataConfig(max_length=1))
 
 

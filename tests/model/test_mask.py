@@ -65,7 +65,7 @@ def test_dense_is_the_conjunction_of_the_facts(query, more, causal, window, seed
 
 
 def test_a_prefix_needs_a_causal_mask():
-    with pytest.raises(ValueError, match="prefix has a meaning only in a causal mask"):
+    with pytest.raises(ValueError, match="prefix only applies to a causal mask"):
         Mask(prefix=torch.tensor([2]))
 
 

@@ -268,7 +268,7 @@ def test_a_model_of_64_layers_is_laid_out_without_memory(placement):
 def test_each_layer_may_have_a_window_of_its_own():
     config = TransformerConfig.model_validate({**SMALL.model_dump(), "attention": {"heads": 2, "window": [2, None]}})
     assert [config.attention.window_of(layer) for layer in range(2)] == [2, None]
-    with pytest.raises(ValueError, match="encoder: window lists 1 layers, but there are 2; give one for each"):
+    with pytest.raises(ValueError, match="encoder: window lists 1 layers, but there are 2; give one per layer"):
         short = {**config.model_dump(), "attention": {"heads": 2, "window": [3]}}
         EncoderOnlyConfig(vocab=17, width=WIDTH, encoder=short)
     alone = {**config.model_dump(), "layers": 1, "attention": {"heads": 2, "window": [2]}, "position": "none"}
@@ -299,10 +299,10 @@ def test_a_weight_that_nobody_sets_is_refused(monkeypatch):
         return model
 
     monkeypatch.setattr(type(config), "build", with_odd)
-    with pytest.raises(TypeError, match="odd.strange was given no first value; let Odd set it in a method"):
+    with pytest.raises(TypeError, match="odd.strange was not initialised; set it in a method `first_weights` of Odd"):
         create(config)
     monkeypatch.setattr(Odd, "first_weights", lambda self: torch.nn.init.ones_(self.strange), raising=False)
-    with pytest.raises(TypeError, match="odd.count was given no first value"):
+    with pytest.raises(TypeError, match="odd.count was not initialised"):
         create(config)
     monkeypatch.setattr(Odd, "first_weights", lambda self: (torch.nn.init.ones_(self.strange), self.count.fill_(7)))
     assert create(config).odd.strange.tolist() == [1, 1, 1]
@@ -377,5 +377,5 @@ def test_a_stack_may_say_how_long_its_texts_get():
     stack = {**SMALL.model_dump(), "length": 6}
     config = DecoderOnlyConfig(vocab=17, width=WIDTH, decoder=stack)
     assert config.limits() == {"decoder": 6} and config.decoder.head_shapes(config.shape)[0].length == 6
-    with pytest.raises(ValueError, match="7 tokens, but this model is made for 6 positions; shorten the input"):
+    with pytest.raises(ValueError, match="7 tokens, but this model is limited to 6 positions; shorten the input"):
         create(config)(torch.zeros(1, 7, dtype=torch.long))

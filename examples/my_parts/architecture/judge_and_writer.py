@@ -1,4 +1,4 @@
-"""A language model with a second head, which says what kind of text it has read."""
+"""A language model with a second head, which classifies the text."""
 
 from pydantic import Field, SerializeAsAny
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""A sequence-to-sequence model in forty lines: one table, an encoder of any stack, a Transformer's decoder."""
+"""A sequence-to-sequence model in forty lines: one embedding table, any stack as encoder, a Transformer as decoder."""
 
 from pydantic import Field, SerializeAsAny
 from torch import Tensor

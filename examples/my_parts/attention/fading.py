@@ -1,4 +1,4 @@
-"""Each query gathers the values in sight, those far away less: a running mean that needs no keys."""
+"""A running mean of the visible values, weighted less with distance; it uses no queries and keys."""
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,16 @@ class FadingConfig(MixConfig):
         return shape.heads
 
     def flops(self, shape: HeadShape, length: int) -> int:
-        return 4 * shape.heads * shape.head  # whatever the length is
+        return 4 * shape.heads * shape.head  # independent of the length
 
     def remembered(self, shape: HeadShape) -> int:
-        return 0  # for each token; a sum and a weight for all of them
+        return 0  # per token: only one sum and one weight per text
 
 
 class Fading(Mix):
     """y_i = sum_j r_h^|i - j| v_j / sum_j r_h^|i - j|,     r_h = sigmoid(rate_h), learned
 
-    Not exact: it never looks at queries and keys. Decoding takes the same memory for a text of any length.
+    Not exact: it never looks at queries and keys. Decoding needs constant memory, whatever the length of the text.
     """
 
     def __init__(self, heads: int, *, causal: bool) -> None:
@@ -57,7 +57,7 @@ class Fading(Mix):
         sums, weights, last = self._run(value * weight, weight, start)
         if cache is not None:
             cache.held, cache.length = last, cache.length + length
-        if not self.causal:  # and the same from the other end, each value once
+        if not self.causal:  # add the same from the other end, counting each value once
             back, back_weights, _ = self._run((value * weight).flip(2), weight.flip(2), None)
             sums = sums + back.flip(2) - value * weight
             weights = weights + back_weights.flip(2) - weight
@@ -66,7 +66,7 @@ class Fading(Mix):
     def _run(
         self, value: Tensor, weight: Tensor, held: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """The faded sums up to each place, of values and of weights, and the last ones."""
+        """The decayed sums of values and of weights up to each position, and the last ones."""
         rate = self.rate.sigmoid()[:, None].to(value.dtype)  # heads 1
         batch, heads, _, head = value.shape
         total, count = held or (value.new_zeros(batch, heads, head), value.new_zeros(batch, heads, 1))
@@ -82,7 +82,7 @@ class Fading(Mix):
 
 
 class RunningMean:
-    """What it remembers between steps."""
+    """The cache: what is kept between steps."""
 
     def __init__(self) -> None:
         self.held: tuple[Tensor, Tensor] | None = None

@@ -1,4 +1,4 @@
-"""Token ids read as binary numbers: no table, however large the vocabulary is."""
+"""Token ids as binary numbers: no embedding table, whatever the size of the vocabulary."""
 
 import torch
 from torch import Tensor

@@ -13,7 +13,7 @@ class GatedConfig(StackConfig):
 
     def check(self, shape: StackShape) -> None:
         if shape.cross:
-            raise ValueError("gated cannot look at a memory; use it in an encoder, or choose stack transformer")
+            raise ValueError("gated has no cross-attention; use it in an encoder, or choose stack transformer")
 
     def build(self, shape: StackShape) -> "Gated":
         return Gated(shape)
@@ -27,7 +27,7 @@ class GatedConfig(StackConfig):
 
 
 class Gated(Stack):
-    """h_t = GRU(x_t, h_{t-1}); an encoder adds what comes from the other end."""
+    """h_t = GRU(x_t, h_{t-1}); an encoder adds a second one that runs backwards."""
 
     def __init__(self, shape: StackShape) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Gated(Stack):
 
 
 def _run(cell: nn.GRUCell, x: Tensor, real: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The state after each input; padding leaves it as it was."""
+    """The state after each input; padding leaves it unchanged."""
     state = x.new_zeros(len(x), cell.hidden_size) if state is None else state
     states = []
     for now, counts in zip(x.unbind(1), real.expand(len(x), -1).unbind(1), strict=True):

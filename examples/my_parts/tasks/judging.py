@@ -1,4 +1,4 @@
-"""Texts with labels: learn to write such texts, and to tell the labels."""
+"""Texts with labels: learn to generate such texts and to predict the labels."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +29,8 @@ COLUMNS: Columns = (Column("text"), Column("label", "label"))
 
 
 class JudgingConfig(TaskConfig):
-    """`share` is the weight of the labels' loss. `balanced` adds to the score of each label the logarithm of how often
-    it has come of late, so that rare ones are learned too: a number that is carried from step to step."""
+    """`share` is the weight of the labels' loss. `balanced` adds to the score of each label the logarithm of its
+    recent frequency, so that rare labels are learned too; the frequencies are carried from step to step."""
 
     trains = JudgeAndWriter
     metrics: ClassVar[Mapping[str, Direction]] = {"loss": "lower", "accuracy": "higher"}
@@ -122,7 +122,7 @@ class Judging:
 
 
 class Judge:
-    """What `heedful.load` gives."""
+    """What `heedful.load` returns."""
 
     def __init__(self, model: JudgeAndWriter, tokenizer: Tokenizer, labels: list[str]) -> None:
         self.model, self.tokenizer, self.labels = model, tokenizer, labels

@@ -1,4 +1,4 @@
-"""The stores of a corpus: each row goes to a split, is tokenised and written; all of it is put in place in one step."""
+"""Building the stores of a corpus: assign each row to a split, tokenise it, write it; then move all into place."""
 
 import json
 import shutil
@@ -83,8 +83,8 @@ class Builder:
             file.close()
         if not self.rows["train"]:
             raise ValueError(
-                f"no pairs are left to train on: {self.too_long:,} have more than {self.data.max_length} tokens "
-                "on a side; raise data.max_length"
+                f"no rows are left to train on: {self.too_long:,} have more than {self.data.max_length} tokens "
+                "in a text; raise data.max_length"
             )
         return {
             "report": self.report.as_data(),
@@ -175,8 +175,8 @@ class Split:
 
     def _of_row(self, line: Line) -> str:
         """Rows whose first texts differ only in case, spaces and punctuation stay together."""
-        told = [line.texts[place] for place in self.texts] or ["\t".join(line.texts)]
-        source = near(told[0]) or told[0]
+        texts = [line.texts[place] for place in self.texts] or ["\t".join(line.texts)]
+        source = near(texts[0]) or texts[0]
         place = int.from_bytes(blake2b(source.encode(), digest_size=8).digest()) / 2**64
         index = int(place / self.share)
         return self.missing[index] if index < len(self.missing) else "train"

@@ -223,7 +223,7 @@ def _row(file: str, number: int, cells: Sequence[str], columns: Sequence[Column]
         if not cell and column.kind != "raw":
             return Fault(file, number, "empty side" if is_pair(columns) else f"empty {column.name}")
         if column.kind == "tags" and len(cell.split()) != words:
-            return Fault(file, number, f"{column.name}: their number differs from that of the words")
+            return Fault(file, number, f"{column.name}: not one for each word")
     return Line(file, number, cells)
 
 

@@ -1,4 +1,4 @@
-"""A person's files: what they are, what their rows hold, and a look over them."""
+"""The user's files: their formats and columns, and a check of their content."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

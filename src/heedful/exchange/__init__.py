@@ -1,1 +1,1 @@
-"""Other tools' formats, in and out. One file per format."""
+"""Import and export of other tools' formats. One file per format."""

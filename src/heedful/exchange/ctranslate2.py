@@ -1,8 +1,8 @@
-"""CTranslate2 model folders, in: model.bin, config.json and vocabularies. float32 and int8 weights.
+"""Import of CTranslate2 model folders: model.bin, config.json and vocabularies. float32 and int8 weights.
 
 model.bin, little endian: uint32 version, string spec, uint32 revision, uint32 count; then for each variable its name,
 uint8 rank, uint32 dimensions, uint8 item size (version 4 and later: a type number first, then the number of bytes).
-Strings are uint16 length and bytes, a zero among them.
+Strings are a uint16 length and that many bytes, including a trailing zero.
 """
 
 import json
@@ -28,7 +28,7 @@ TYPES = {0: "<f4", 1: "i1", 2: "<i2", 3: "<i4", 4: "<f2"}
 
 @dataclass(frozen=True)
 class Opened:
-    """A model and its two lists of tokens; ids are places in them."""
+    """A model and its two vocabularies; a token's id is its index."""
 
     model: EncoderDecoder
     source: list[str]
@@ -39,7 +39,7 @@ def load(folder: str | Path) -> Opened:
     folder = Path(folder)
     spec, variables = _read(folder / "model.bin")
     if spec not in HEADS:
-        raise ValueError(f"{folder}: CTranslate2 spec {spec!r} is not one we read; known: {', '.join(HEADS)}")
+        raise ValueError(f"{folder}: CTranslate2 spec {spec!r} is not supported; known: {', '.join(HEADS)}")
     weights = _dequantised(variables)
     config = _config(weights, HEADS[spec])
     with torch.device("meta"):
@@ -52,10 +52,10 @@ def load(folder: str | Path) -> Opened:
     model.load_state_dict(state, assign=True)
     source, target = _vocabulary(folder, "source"), _vocabulary(folder, "target")
     for words, rows in ((source, config.source_vocab), (target, config.vocab)):
-        if rows == len(words) + 1:  # the unknown word comes last, and may go without saying
+        if rows == len(words) + 1:  # the unknown token comes last, and may be implicit
             words.append("<unk>")
         elif rows != len(words):
-            raise ValueError(f"{folder} has {len(words)} words for {rows} embeddings")
+            raise ValueError(f"{folder}: the vocabulary has {len(words)} tokens, but there are {rows} embeddings")
     return Opened(model.eval(), source, target)
 
 
@@ -100,7 +100,7 @@ def _read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
 
 
 def _dequantised(variables: dict[str, np.ndarray]) -> dict[str, Tensor]:
-    """int8 rows times their scale; everything else as it is."""
+    """int8 rows times their scale; everything else unchanged."""
     found = {}
     for name, values in variables.items():
         scale = variables.get(f"{name}_scale")
@@ -112,7 +112,7 @@ def _dequantised(variables: dict[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 def _config(weights: dict[str, Tensor], heads: int) -> EncoderDecoderConfig:
-    """The shape of the model, read off its weights: OpenNMT's Transformer, pre-norm, sinusoids counted from one."""
+    """The config, inferred from the weights: OpenNMT's Transformer, pre-norm, with sinusoidal positions from 1."""
 
     def stack(side: str) -> TransformerConfig:
         layers = {name.split("/")[1] for name in weights if name.startswith(f"{side}/layer_") and name.count("/") > 2}

@@ -1,9 +1,9 @@
-"""Hugging Face model folders: config.json and model.safetensors, whole or in shards, both ways.
+"""Import and export of Hugging Face model folders: config.json and model.safetensors, in one file or in shards.
 
     opened = load("opus-mt-en-de")              # opened.model, opened.family, opened.details
     save(opened.model, "copy", opened.family, details=opened.details)
 
-What config.json says beyond the shape of the model (token ids, say) comes back as `details`, and goes out again.
+What config.json contains beyond the architecture (token ids, for example) is returned as `details`, and written again.
 """
 
 import json
@@ -32,8 +32,8 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Opened:
-    """A model, the name of its family, and what its config.json says beyond its shape. `left_out`: tensors of the file
-    that the model does not use, such as another task's head."""
+    """A model, the name of its family, and what its config.json contains besides the architecture. `left_out`: tensors
+    of the file that the model does not use, such as another task's head."""
 
     model: Model
     family: str
@@ -42,9 +42,10 @@ class Opened:
 
 
 def load(folder: str | Path, *, dtype: torch.dtype | None = torch.float32) -> Opened:
-    """Open a folder. `dtype` None keeps the file's own. Tensors are read one by one: memory holds the model once.
+    """Load a folder. `dtype` None keeps that of the file. Tensors are read one by one, so memory holds the model once.
 
-    What is missing or contradicts config.json is refused; what the model does not use is left out with a warning.
+    Missing tensors and contradictions of config.json are errors; tensors that the model does not use are skipped with a
+    warning.
     """
     folder = Path(folder)
     theirs = _read_json(folder / "config.json")
@@ -61,7 +62,7 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = torch.float32) -> Op
     architecture = (theirs.get("architectures") or ["Model"])[0]
     if known.architectures and not architecture.endswith(known.architectures):
         heads = ", ".join(head.kind for head in getattr(config, "heads", ())) or "none"
-        warnings.warn(f"{folder}: architecture {architecture!r} is not one we have; heads by its tensors: {heads}",
+        warnings.warn(f"{folder}: unknown architecture {architecture!r}; heads inferred from the tensors: {heads}",
                       stacklevel=2)  # fmt: skip
     if left_out:
         warnings.warn(f"{folder}: left out what the model does not use: {_some(left_out)}", stacklevel=2)
@@ -100,7 +101,7 @@ def read_config(folder: str | Path) -> ArchitectureConfig:
 
 
 def save(model: Model, folder: str | Path, family_name: str, *, details: dict[str, Any] | None = None) -> None:
-    """Write a folder that transformers opens."""
+    """Write a folder that transformers can load."""
     known = family(family_name)
     config: ArchitectureConfig = model.config
     weights = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
@@ -108,7 +109,7 @@ def save(model: Model, folder: str | Path, family_name: str, *, details: dict[st
         config, weights = known.convert(config, weights)
     names = {ours: their_names(ours, known.names(config)) for ours in weights}
     keys = {"model_type": known.model_type, **known.write_config(config)}
-    _check_that_it_holds_all(config, keys, names, family_name)
+    _check_nothing_is_lost(config, keys, names, family_name)
     parts = {name: module.parts for name, module in model.named_modules() if isinstance(module, FusedLinear)}
     tensors: State = {}
     for ours, tensor in weights.items():
@@ -132,7 +133,7 @@ def _config_of(known: Family, name: str, theirs: dict[str, Any], tensors: set[st
 
 
 class _Tensors:
-    """The tensors of a folder by name, whichever file they are in, read when asked for."""
+    """The tensors of a folder by name, from one file or several, read on demand."""
 
     def __init__(self, folder: Path, known: Family) -> None:
         self.folder = folder
@@ -143,12 +144,12 @@ class _Tensors:
         self.used: set[str] = set()
 
     def read(self, name: str) -> Tensor | None:
-        """None for a tensor that may be missing because it is zero then."""
+        """None for an optional tensor that is missing, which means zero."""
         asked, name = name, _today(name, self.family)
         if name not in self.files:
             if name in self.family.rows:
                 return None
-            raise ValueError(f"{self.folder} has no tensor {asked}, which config.json asks for")
+            raise ValueError(f"{self.folder} has no tensor {asked}, which config.json requires")
         self.used.add(name)
         stored, file = self.files[name]
         with safe_open(file, framework="pt") as opened:
@@ -156,8 +157,8 @@ class _Tensors:
         return self.family.reads(name, tensor)
 
     def left_out(self, table: Names) -> list[str]:
-        """The tensors that nobody asked for, as the file calls them, less those that repeat a tied one or hold nothing
-        learned. One that belongs to the layers, or to another place than a head, contradicts the config."""
+        """The unused tensors, under the file's names, except copies of tied ones and those without learned content. An
+        unused tensor that is not part of a head contradicts the config."""
         found = []
         body = [_pattern(_today(name, self.family)) for name in _outside_heads(table)]
         for name in sorted(self.names - self.used):
@@ -168,14 +169,14 @@ class _Tensors:
                     raise ValueError(f"{self.folder}: {name} differs from {original}, but config.json ties them")
             elif not any(re.fullmatch(pattern, name) for pattern in self.family.ignored):
                 if any(re.match(pattern, name) for pattern in body):
-                    raise ValueError(f"{self.folder} holds {name}, for which the model of config.json has no place")
+                    raise ValueError(f"{self.folder} contains {name}, but the model in config.json has no such tensor")
                 found.append(self.files[name][0])
         return found
 
 
 def _today(stored: str, known: Family, *, of: Iterable[str] = ()) -> str:
-    """A tensor's name as it is written today: old files say gamma and beta, and some leave out the leading module.
-    Where others `of` the file have it, a name without it belongs to something else."""
+    """A tensor's current name: old files use gamma and beta, and some omit the prefix of the leading module. If other
+    names `of` the file have the prefix, a name without it belongs to something else."""
     name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", stored)
     name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
     is_bare = name.startswith(known.bare) and not any(other.startswith(known.prefix) for other in of)
@@ -188,13 +189,13 @@ def _outside_heads(table: Names) -> set[str]:
 
 
 def _pattern(name: str) -> str:
-    """Of what belongs to a place: of a layer's, everything in any layer of that stack."""
+    """Matches everything in the place of a name: for a name in a layer, everything in any layer of that stack."""
     stack, layered, _ = name.partition("{}")
     return re.escape(stack) + (r"\d+\." if layered else r"(\.[^.]+)?$")
 
 
 def _some(names: list[str], most: int = 5) -> str:
-    """At most a handful, and how many more there are."""
+    """The first few names, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -207,7 +208,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     if not path.exists():
         if (folder / "pytorch_model.bin").exists():
             raise ValueError(
-                f"{folder} has only pytorch_model.bin, a pickle, which may run code; convert it to safetensors"
+                f"{folder} has only pytorch_model.bin, a pickle, which can run code; convert it to safetensors"
             )
         raise ValueError(f"{folder} has no {WEIGHTS}")
     try:
@@ -224,14 +225,14 @@ def _to_ours(ours: str, pieces: list[Tensor | None], shape: torch.Size, known: F
     tensor = torch.cat(found) if len(found) > 1 else found[0]
     tensor = tensor.T if _is_transposed(ours, tensor, known) else tensor
     if tensor.numel() != shape.numel():
-        raise ValueError(f"{ours} should have the shape {tuple(shape)}, but the file holds {tuple(tensor.shape)}")
+        raise ValueError(f"{ours} should have the shape {tuple(shape)}, but has {tuple(tensor.shape)} in the file")
     return tensor.reshape(shape).contiguous()
 
 
 def _to_theirs(ours: str, name: str, tensor: Tensor, known: Family) -> Tensor:
     if name in known.rows:
         tensor = tensor[None]
-    # A copy, always: a piece of a fused matrix must not drag the whole into the file.
+    # Always copy: a slice of a fused matrix would otherwise write the whole matrix to the file.
     return (tensor.T if _is_transposed(ours, tensor, known) else tensor).clone(memory_format=torch.contiguous_format)
 
 
@@ -239,20 +240,20 @@ def _is_transposed(ours: str, tensor: Tensor, known: Family) -> bool:
     return known.transposed and ".layers." in ours and tensor.ndim == 2
 
 
-def _check_that_it_holds_all(
+def _check_nothing_is_lost(
     config: ArchitectureConfig, keys: dict[str, Any], names: dict[str, tuple[str, ...]], name: str
 ) -> None:
-    """What is written must mean this very model; dropout aside, which is no part of the function."""
+    """What is written must describe exactly this model, except for dropout, which does not affect inference."""
     written = {_today(their, family(name)) for theirs in names.values() for their in theirs}
     again = _without_dropout(family(name).read_config(keys, written).model_dump())
     lost = [key for key, value in _without_dropout(config.model_dump()).items() if again.get(key, value) != value]
     lost += [ours for ours, theirs in names.items() if not theirs and not lost]
     if lost:
-        raise ValueError(f"a Hugging Face {name} cannot hold this model: it would lose {', '.join(lost)}")
+        raise ValueError(f"a Hugging Face {name} cannot represent this model: it would lose {', '.join(lost)}")
 
 
 def _without_dropout(data: Any, path: str = "") -> dict[str, Any]:
-    """Nested keys as one flat dictionary, less those of dropout."""
+    """Nested keys as one flat dictionary, without dropout."""
     if isinstance(data, list):
         data = {str(index): value for index, value in enumerate(data)}
     if not isinstance(data, dict):
@@ -268,7 +269,7 @@ def _family_of(theirs: dict[str, Any], folder: Path) -> tuple[str, Family]:
     name = theirs.get("model_type", "")
     if name not in kinds("families") or family(name).model_type != name:
         known = [kind for kind in kinds("families") if family(kind).model_type == kind]
-        raise ValueError(f"{folder}: model_type {name!r} is not one we have{did_you_mean(name, known)}")
+        raise ValueError(f"{folder}: unknown model_type {name!r}{did_you_mean(name, known)}")
     return name, family(name)
 
 
@@ -280,5 +281,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(data, dict):
-        raise ValueError(f"{path} holds no keys")
+        raise ValueError(f"{path} is not a JSON object")
     return data

@@ -15,13 +15,13 @@ from heedful.model.architecture.decoder_only import DecoderOnly, DecoderOnlyConf
 
 
 def load(path: str | Path) -> DecoderOnly:
-    """The model in a .bin file, with `rotary` positions in our order of rows."""
+    """The model in a .bin file, with rows reordered for our `rotary` positions."""
     data = Path(path).read_bytes()
     if len(data) < 28:
         raise ValueError(f"{path} is too short for a llama2.c model")
     width, hidden, layers, heads, kv_heads, vocab, length = struct.unpack("<7i", data[:28])
     if min(width, hidden, layers, heads, kv_heads, length) < 1:
-        raise ValueError(f"{path} is not a llama2.c model of the first format: its sizes are not positive")
+        raise ValueError(f"{path} is not a llama2.c model in the first format: its sizes are not positive")
     config = llama(
         width=width,
         hidden=hidden,
@@ -61,7 +61,7 @@ def _weights(numbers: Tensor, config: DecoderOnlyConfig, length: int, path: str 
         shapes["head"] = (config.vocab, width)
     ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes.values())])
     if len(numbers) != ends[-1]:
-        raise ValueError(f"{path} holds {len(numbers):,} numbers where its sizes ask for {ends[-1]:,}")
+        raise ValueError(f"{path} has {len(numbers):,} numbers, but its header requires {ends[-1]:,}")
     pieces = zip(shapes.items(), pairwise(ends), strict=True)
     found = {name: numbers[start:end].reshape(shape) for (name, shape), (start, end) in pieces}
     yield "embedding.weight", found["embedding"]
@@ -80,5 +80,5 @@ def _weights(numbers: Tensor, config: DecoderOnlyConfig, length: int, path: str 
 
 
 def _pairs_to_halves(weight: Tensor, head: int) -> Tensor:
-    """They rotate (x_2i, x_2i+1), we rotate (x_i, x_{i + head/2}): the same once the rows are in that order."""
+    """llama2.c rotates (x_2i, x_2i+1), we rotate (x_i, x_{i + head/2}): equivalent after reordering the rows."""
     return weight.unflatten(0, (-1, head // 2, 2)).transpose(1, 2).flatten(0, 2)

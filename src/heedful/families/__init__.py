@@ -1,4 +1,4 @@
-"""A family is a preset, not a class: published sizes, and the map of Hugging Face's weight names. One file each.
+"""Model families: presets of published sizes, and the mapping to Hugging Face's weight names. One file each.
 
 A file ends with `FAMILY = Family(...)`; `presets()` and `exchange/hugging_face.py` find it by the file's name.
 """
@@ -22,18 +22,18 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Family:
-    """Everything that is particular to one published kind of model.
+    """Everything specific to one published kind of model.
 
     presets         name -> config
     model_type      what `config.json` calls it
     read_config     (config.json, names of the tensors in the file) -> our config
-    write_config    our config -> the keys of config.json that follow from it
-    names           our config -> {our module or parameter: theirs}, with `{}` for a layer's number. A tuple on their
-                    side means that ours is theirs side by side (query, key and value in one matrix).
+    write_config    our config -> the corresponding keys of config.json
+    names           our config -> {our module or parameter: theirs}, with `{}` for a layer's number. A tuple means
+                    that ours is the concatenation of theirs (query, key and value in one matrix).
     duplicates      their names of tied weights that a file may repeat -> the name they repeat
-    architectures   endings of the class names that say which heads a model has; none where all models have the same
-    ignored         patterns of their tensors that hold nothing learned
-    prefix, bare    files of the bare model may leave out `prefix` before names that start with one of `bare`
+    architectures   suffixes of the class names that imply a model's heads; empty if all models have the same heads
+    ignored         patterns of tensors without learned content
+    prefix, bare    files of the base model may omit `prefix` before names that start with one of `bare`
     transposed      whether their layers' matrices are stored inputs x outputs (GPT-2)
     rows            their tensors that have one more axis of size one in front
     reads, writes   (their name, their tensor) -> outputs x inputs, and (our config, their name, our tensor) -> theirs,
@@ -79,8 +79,8 @@ def preset(name: str) -> ArchitectureConfig:
 
 
 def their_names(ours: str, names: Names) -> tuple[str, ...]:
-    """What they call one of our parameters: more than one name where ours is theirs side by side, none where they have
-    no place for it."""
+    """Their names for one of our parameters: several if ours is a concatenation of theirs, none if they have no
+    equivalent."""
     layers = re.findall(r"\.layers\.(\d+)\.", ours)
     template = re.sub(r"\.layers\.\d+\.", ".layers.{}.", ours)
     if template in names:
@@ -100,17 +100,17 @@ def transformer(stack: StackConfig) -> TransformerConfig:
 
 
 def activation_from(theirs: str, *, gated: bool = False) -> str:
-    """Our name of their activation."""
+    """Our name for their activation."""
     plain = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
     plain |= {"silu": "silu", "swish": "silu"}
     if theirs not in plain:
-        raise ValueError(f"activation {theirs!r} is not one we have{did_you_mean(theirs, plain)}")
+        raise ValueError(f"unknown activation {theirs!r}{did_you_mean(theirs, plain)}")
     gates = {"relu": "reglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "silu": "swiglu"}
     return gates[plain[theirs]] if gated else plain[theirs]
 
 
 def activation_to(ours: str) -> str:
-    """Their name of our activation, gated or not."""
+    """Their name for our activation, gated or not."""
     theirs = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
     gates = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
     return theirs[gates.get(ours, ours)]

@@ -1,4 +1,4 @@
-"""ALBERT (Lan et al. 2020): BERT whose layers share one set of weights, with a narrow table of embeddings."""
+"""ALBERT (Lan et al. 2020): BERT whose layers share one set of weights, with a factorised embedding table."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def albert(*, width: int, hidden: int, heads: int, layers: int) -> EncoderOnlyCo
 
 def read_config(theirs: dict[str, Any], names: set[str]) -> EncoderOnlyConfig:
     if theirs.get("num_hidden_groups", 1) != 1 or theirs.get("inner_group_num", 1) != 1:
-        raise ValueError("this ALBERT has several groups of layers; only one shared layer is known here")
+        raise ValueError("this ALBERT has several groups of layers; only a single shared layer is supported")
     heads = bert.read_heads(theirs, bert.held_heads(head_names("albert."), names))
     config = bert.read_encoder(theirs, heads, offset=0)
     return config.model_copy(update={"encoder": config.encoder.model_copy(update={"share_layers": True})})

@@ -40,7 +40,7 @@ def bert(*, width: int, hidden: int, heads: int, layers: int) -> EncoderOnlyConf
 def read_config(theirs: dict[str, Any], names: set[str]) -> EncoderOnlyConfig:
     held = held_heads(head_names("bert."), names)
     heads = read_heads(theirs, held)
-    # Published files say ForMaskedLM and hold the head for the next sentence as well.
+    # Published files say ForMaskedLM but also contain the next-sentence head.
     if [head.kind for head in heads] == ["masked_lm"] and "next_sentence" in held:
         heads.append(SequenceConfig(kind="next_sentence", dropout=0.0))
     return read_encoder(theirs, heads, offset=0)
@@ -54,12 +54,12 @@ def held_heads(table: dict[str, str], names: set[str]) -> set[str]:
 
 
 def read_heads(theirs: dict[str, Any], held: set[str]) -> list[HeadConfig]:
-    """The heads that the architecture's name implies; for a name that we do not know, those that the file holds."""
+    """The heads that the architecture's name implies; for an unknown name, those in the file."""
     architecture = (theirs.get("architectures") or ["Model"])[0]
     kinds = next((kinds for suffix, kinds in ARCHITECTURES.items() if architecture.endswith(suffix)), None)
     if kinds is None:
         whole = [kinds for kinds in ARCHITECTURES.values() if held.issuperset(kinds)]
-        kinds = max(whole, key=len, default=[])  # of those equally long, the first
+        kinds = max(whole, key=len, default=[])  # the first of the longest
     dropout = theirs.get("classifier_dropout") or theirs.get("classifier_dropout_prob")
     dropout = theirs.get("hidden_dropout_prob", 0.1) if dropout is None else dropout
     classes = len(theirs.get("id2label") or "01")
@@ -77,7 +77,7 @@ def read_heads(theirs: dict[str, Any], held: set[str]) -> list[HeadConfig]:
 
 def read_encoder(theirs: dict[str, Any], heads: list[HeadConfig], *, offset: int) -> EncoderOnlyConfig:
     if theirs.get("is_decoder"):
-        raise ValueError("is_decoder is true: an encoder of this family that reads only to the left is not known here")
+        raise ValueError("is_decoder is true, but only bidirectional encoders of this family are supported")
     return EncoderOnlyConfig(
         vocab=theirs["vocab_size"],
         width=theirs["hidden_size"],
@@ -109,7 +109,7 @@ def write_encoder(config: EncoderOnlyConfig, prefix: str) -> dict[str, Any]:
     stack = transformer(config.encoder)
     position = stack.position
     if not isinstance(position, LearnedConfig):
-        raise ValueError(f"{prefix.upper()} has learned positions, not {position.kind}")
+        raise ValueError(f"{prefix.upper()} requires learned positions, not {position.kind}")
     keys = {
         "architectures": [prefix + architecture(config)],
         "vocab_size": config.vocab,

@@ -1,6 +1,6 @@
-"""GPT-2 (Radford et al. 2019) and, by its size, GPT-3 (Brown et al. 2020): pre-norm decoder with learned positions.
+"""GPT-2 (Radford et al. 2019) and, in size, GPT-3 (Brown et al. 2020): pre-norm decoder with learned positions.
 
-Differs: GPT-3's layers alternate with locally banded attention, which changes no count of parameters.
+Differs: GPT-3's layers alternate with locally banded attention, which does not change the number of parameters.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def gpt2(*, width: int, layers: int, heads: int, length: int = 1024) -> DecoderO
 def read_config(theirs: dict[str, Any], names: set[str]) -> DecoderOnlyConfig:
     for key, wanted in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
         if theirs.get(key, wanted) is not wanted:
-            raise ValueError(f"GPT-2 with {key}={theirs[key]} is not known here; only {wanted}")
+            raise ValueError(f"GPT-2 with {key}={theirs[key]} is not supported, only {wanted}")
     width = theirs["n_embd"]
     return DecoderOnlyConfig(
         vocab=theirs["vocab_size"],
@@ -49,7 +49,7 @@ def write_config(config: DecoderOnlyConfig) -> dict[str, Any]:
     stack = transformer(config.decoder)
     position = stack.position
     if not isinstance(position, LearnedConfig):
-        raise ValueError(f"GPT-2 has learned positions, not {position.kind}")
+        raise ValueError(f"GPT-2 requires learned positions, not {position.kind}")
     hidden = stack.feedforward.hidden
     return {
         "architectures": ["GPT2LMHeadModel"],

@@ -1,4 +1,4 @@
-"""LLaMA (Touvron et al. 2023) and what followed it: pre-norm with RMSNorm, rotary positions, SwiGLU, no biases.
+"""LLaMA (Touvron et al. 2023) and its successors: pre-norm with RMSNorm, rotary positions, SwiGLU, no biases.
 
 LLaMA 2 (70B) and 3 share keys and values among query heads; LLaMA 3.2 and SmolLM2 tie input and output.
 """
@@ -78,14 +78,14 @@ def read_config(theirs: dict[str, Any], names: set[str]) -> DecoderOnlyConfig:
 
 
 def _read_rotary(theirs: dict[str, Any]) -> RotaryConfig:
-    """Two spellings: `rope_theta` beside `rope_scaling`, and since transformers 5 both in `rope_parameters`."""
+    """Two formats: `rope_theta` and `rope_scaling`, or, since transformers 5, both in `rope_parameters`."""
     rope = {**(theirs.get("rope_scaling") or {}), **(theirs.get("rope_parameters") or {})}
     base = rope.get("rope_theta", theirs.get("rope_theta", 10000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return RotaryConfig(base=base)
     if kind != "llama3":
-        raise ValueError(f"rope_type {kind!r} is not known here; known: default, llama3")
+        raise ValueError(f"rope_type {kind!r} is not supported; known: default, llama3")
     scaling = ScalingConfig(
         factor=rope["factor"],
         low_frequency_factor=rope["low_freq_factor"],
@@ -99,7 +99,7 @@ def write_config(config: DecoderOnlyConfig) -> dict[str, Any]:
     stack = transformer(config.decoder)
     position = stack.position
     if not isinstance(position, RotaryConfig):
-        raise ValueError(f"LLaMA has rotary positions, not {position.kind}")
+        raise ValueError(f"LLaMA requires rotary positions, not {position.kind}")
     rope: dict[str, Any] = {"rope_theta": position.base, "rope_type": "default"}
     if position.scaling is not None:
         rope |= {

@@ -1,4 +1,4 @@
-"""Marian (Junczys-Dowmunt et al. 2018), as Hugging Face holds it: the Transformer of the paper, sinusoids in halves."""
+"""Marian (Junczys-Dowmunt et al. 2018), as in Hugging Face: the Transformer of the paper, sinusoids in halves."""
 
 from typing import Any
 

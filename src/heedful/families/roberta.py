@@ -22,7 +22,7 @@ def roberta(*, width: int, hidden: int, heads: int, layers: int) -> EncoderOnlyC
 
 
 def read_config(theirs: dict[str, Any], names: set[str]) -> EncoderOnlyConfig:
-    # Their masked-LM head has GELU whatever the layers have.
+    # Their masked-LM head always uses GELU, whatever the layers use.
     heads = bert.read_heads({**theirs, "hidden_act": "gelu"}, bert.held_heads(head_names("roberta."), names))
     return bert.read_encoder(theirs, heads, offset=2)
 

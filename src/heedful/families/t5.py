@@ -1,6 +1,6 @@
 """T5 (Raffel et al. 2020): pre-norm with RMSNorm, relative biases, no biases elsewhere, scores not scaled.
 
-v1.1 (Shazeer 2020) gates the feed-forward with GELU and has an output matrix of its own.
+v1.1 (Shazeer 2020) gates the feed-forward with GELU and has a separate output matrix.
 """
 
 from typing import Any
@@ -34,8 +34,8 @@ def t5(
 
 
 def read_config(theirs: dict[str, Any], names: set[str]) -> EncoderDecoderConfig:
-    # The same words mean different things over the years: `tie_word_embeddings: false` once said "not scaled" as well
-    # as "not tied". What the file holds is certain: an output matrix of its own, or none.
+    # The meaning of the keys has changed: `tie_word_embeddings: false` used to mean "not scaled" as well as "not tied".
+    # The tensors of the file are unambiguous: there is a separate output matrix, or there is none.
     own_output = "lm_head.weight" in names and not theirs.get("tie_word_embeddings", True)
     scale = theirs.get("scale_decoder_outputs", theirs.get("tie_word_embeddings", True))
     layers = theirs["num_layers"]
@@ -85,7 +85,7 @@ def write_config(config: EncoderDecoderConfig) -> dict[str, Any]:
     stack = transformer(config.encoder)
     position = stack.position
     if not isinstance(position, RelativeBiasConfig):
-        raise ValueError(f"T5 has relative_bias positions, not {position.kind}")
+        raise ValueError(f"T5 requires relative_bias positions, not {position.kind}")
     gated = stack.feedforward.activation == "geglu_tanh"
     return {
         "architectures": ["T5ForConditionalGeneration"],

@@ -1,7 +1,7 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017), in the sizes of its table 3.
 
-Hugging Face has no such model by name, but its Marian is the same function with the sinusoids in another order, so that
-is what is written: the axes of the residual stream change places, and nothing else.
+Hugging Face has no model of that name, but its Marian is the same function with the sinusoids in another order, so it
+is exported as Marian: the axes of the residual stream are permuted, and nothing else changes.
 """
 
 import torch

@@ -1,1 +1,1 @@
-"""Seeing inside: what a model costs, and what it does. Looks from outside; the model stores nothing for it."""
+"""Inspection: what a model costs, and what it attends to. Works from outside; models store nothing for it."""

@@ -1,4 +1,4 @@
-"""What a translation looked at: the weights of every layer and head, with the tokens they belong to."""
+"""The attention of a translation: the weights of every layer and head, with their tokens."""
 
 from dataclasses import dataclass
 
@@ -17,8 +17,8 @@ START, END = "<s>", "</s>"
 
 @dataclass(frozen=True)
 class Attention:
-    """`source` ends with </s>. `target` is what is written: its last token is </s>. `read` is what had been read before
-    each of them: it begins with <s>. Weights are layers heads query key:
+    """`source` and `target` end with </s>. `read` is the decoder's input, the shifted target: it begins with <s>.
+    Weights are layers heads query key:
 
     encoder   source source     decoder   read read     cross   target source
     """
@@ -56,10 +56,10 @@ def translated_parts(translator: Translator, text: str) -> list[tuple[str, Trans
 
 @torch.inference_mode()
 def look(translator: Translator, source: str, target: list[int] | None = None) -> Attention:
-    """The attention of the first model while it writes `target` (token ids), or else its own translation.
+    """The attention of the first model while it generates `target` (token ids), by default its own translation.
 
-    This is one pass, so a text that is translated in parts is refused; see `translated_parts`. With a `target`, several
-    sentences are one part if they fit.
+    This is a single pass, so a text that is translated in parts is an error; see `translated_parts`. With a `target`,
+    several sentences are one part if they fit.
     """
     if (count := len(translator.parts(source, split=False if target is not None else None))) > 1:
         raise ValueError(f"this text is translated in {count} parts, each with its own attention; give one of them")
@@ -82,14 +82,14 @@ def look(translator: Translator, source: str, target: list[int] | None = None) -
 
 
 def stacked(attentions: list[Recorded]) -> Tensor:
-    """The weights of the first text: layers heads query key. Where some attention has none to show, no layers."""
+    """The weights of the first text: layers heads query key. Empty if some layer has no weights."""
     found = [one.weights() for one in attentions]
     shown = [weights[0].float().cpu() for weights in found if weights is not None]
     return torch.stack(shown) if shown and len(shown) == len(found) else torch.zeros(0, 0, 0, 0)
 
 
 def _shown(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
-    """Each token as its text; a space before it shows as ▁."""
+    """Each token as its text; a leading space is shown as ▁."""
     return [
         text.replace(" ", "▁") or tokenizer.token(token)
         for token, text in zip(tokens, tokenizer.decode([[t] for t in tokens]), strict=True)

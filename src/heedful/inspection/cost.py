@@ -1,4 +1,4 @@
-"""What a model costs before it is built: parameters, arithmetic, memory. All from closed formulas over its config."""
+"""The cost of a model before it is built: parameters, FLOPs, memory. All from closed formulas over its config."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 @dataclass(frozen=True)
 class Cost:
-    """`formula` and `counted` are parameters by component; the rest is for one token, by the kind of token.
+    """`formula` and `counted` are parameters by component; the rest is per token, by kind of token.
 
-    flops        multiply-adds as two operations, of one forward pass; each query looks at `length` keys
-    cache        numbers kept per token while decoding: multiply by the bytes of the format
+    flops        of one forward pass, a multiply-add counts as two; each query attends to `length` keys
+    cache        numbers cached per token while decoding; multiply by the bytes per number
     """
 
     formula: dict[str, int]
@@ -39,7 +39,7 @@ def cost(config: ArchitectureConfig, *, length: int = 512) -> Cost:
 
 
 def count_parameters(config: ArchitectureConfig) -> dict[str, int]:
-    """By component, counted on the model itself, laid out without memory."""
+    """By component, counted on the model itself, built on the meta device."""
     counts: Counter[str] = Counter()
     for name, parameter in layout(config).named_parameters():
         counts[_component(name)] += parameter.numel()

@@ -1,4 +1,4 @@
-"""Pictures: of a training, of attention, of positions, of a schedule."""
+"""Plots of training curves, attention, positions and learning rate schedules."""
 
 import logging
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ from heedful.training.journal import read_metrics
 from heedful.training.recipe import Recipe
 from heedful.training.schedule import learning_rate
 
-LABEL = 12  # characters of a token that are shown
+LABEL = 12  # maximum characters of a token's label
 MIN_WIDTH, MIN_HEIGHT = 4.5, 3.5  # inches
 # What the rows (queries) and the columns (keys) of each kind of attention are.
 AXES = {
@@ -31,7 +31,7 @@ AXES = {
     "encoder": ("source token (query)", "source token (key)"),
     "decoder": ("target token read (query)", "target token read (key)"),
 }
-# Fonts with Chinese, Japanese and Korean characters: of the plot extra, or on one system or another.
+# Fonts with Chinese, Japanese and Korean characters: from the plot extra, or common on some systems.
 CJK = ("Noto Sans SC", "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Micro Hei",
        "WenQuanYi Zen Hei", "Droid Sans Fallback", "PingFang SC", "Hiragino Sans GB", "Microsoft YaHei",
        "SimHei")  # fmt: skip
@@ -90,7 +90,7 @@ def draw_training(folder: Path) -> Path:
 
 
 def _smoothed(values: list[float], decay: float = 0.8) -> list[float]:
-    """A running mean, which forgets: steps differ more from each other than one learns in them."""
+    """An exponential moving average, since the loss varies a lot from step to step."""
     found: list[float] = []
     for value in values:
         found.append(value if not found else decay * found[-1] + (1 - decay) * value)
@@ -100,8 +100,8 @@ def _smoothed(values: list[float], decay: float = 0.8) -> list[float]:
 def draw_attention(
     seen: Attention, path: Path, *, kind: str = "cross", only: tuple[int, int] | None = None, title: str = ""
 ) -> Path:
-    """A heat map of every head, layers from top to bottom; or of `only` one (layer, head), large. `title`: the sentence
-    and its translation, a line each."""
+    """A heat map of every head, layers from top to bottom; or of `only` one (layer, head), enlarged. `title`: the
+    sentence and its translation, one per line."""
     weights, queries, keys = seen.of(kind)
     layers, heads = weights.shape[:2]
     shown = [only] if only is not None else [(layer, head) for layer in range(layers) for head in range(heads)]
@@ -110,10 +110,10 @@ def draw_attention(
             raise ValueError(f"there is no head {layer}.{head}; layers are 0 to {layers - 1}, heads 0 to {heads - 1}")
     rows, columns = (1, 1) if only is not None else (layers, heads)
     size = 0.32 if only is not None else 0.16
-    # Below MIN_WIDTH neither the title nor the labels of the axes have room.
+    # Below MIN_WIDTH there is no room for the title and the axis labels.
     width = max(MIN_WIDTH, columns * (size * len(keys) + 0.3) + 2.0)
     height = max(MIN_HEIGHT, rows * (size * len(queries) + 0.3) + 1.8)
-    scale = min(1.0, 40 / max(width, height))  # a long text makes small squares, not a picture without end
+    scale = min(1.0, 40 / max(width, height))  # a long text makes small cells, not a huge image
     with pyplot.rc_context({"font.family": _fonts(), "font.size": max(3.0, (9 if only is not None else 6) * scale)}):
         figure, grid = pyplot.subplots(
             rows, columns, figsize=(width * scale, height * scale), squeeze=False, constrained_layout=True
@@ -138,7 +138,7 @@ def draw_attention(
 
 
 def draw_positions(path: Path, *, length: int = 100, width: int = 128) -> Path:
-    """The paper's waves: a row for each position, a column for each dimension."""
+    """The paper's sinusoidal encodings: one row per position, one column per dimension."""
     SinusoidalConfig().check(width=width, head_width=width)
     waves = Sinusoidal(SinusoidalConfig()).waves(torch.arange(length), width)
     figure, axes = pyplot.subplots(figsize=(9, 6), constrained_layout=True)
@@ -170,13 +170,13 @@ def _save(figure: Any, path: Path) -> Path:
         figure.savefig(temporary, dpi=110, format="png")
     pyplot.close(figure)
     if any("missing from font" in str(warning.message) for warning in warnings):
-        message = "%s: some characters have no font here and show as boxes; pip install 'heedful[plot]' brings Chinese"
+        message = "%s: no installed font has some characters, shown as boxes; for Chinese: pip install 'heedful[plot]'"
         logging.getLogger("heedful").warning(message, path)
     return path
 
 
 def _wrapped(title: str, *, characters: int) -> str:
-    """Each line of a title within the width of the picture, in three at most. Wide characters count twice."""
+    """Wrap each line of a title to the width of the plot, in at most three lines. Wide characters count twice."""
     lines: list[str] = []
     for line in title.splitlines():
         wide = sum(east_asian_width(letter) in "WF" for letter in line) > len(line) / 4
@@ -189,10 +189,10 @@ def _short(token: str) -> str:
 
 
 def _fonts() -> list[str]:
-    """The usual font first, then one that has what it lacks."""
+    """The default font, then fallbacks for characters it lacks."""
     manager = font_manager.fontManager
     known = {font.name for font in manager.ttflist}
-    if CJK[0] not in known and (package := find_spec("zhplot")) is not None:  # nothing of it is run: it carries a font
+    if CJK[0] not in known and (package := find_spec("zhplot")) is not None:  # only its font is used, none of its code
         for folder in package.submodule_search_locations or ():
             if (font := Path(folder) / "fonts" / "NotoSansSC-Regular.ttf").is_file():
                 manager.addfont(font)

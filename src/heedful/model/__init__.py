@@ -1,5 +1,5 @@
-"""TENSORS -> TENSORS: the Transformer and its parts. Knows nothing of text, files, training or logging.
+"""TENSORS -> TENSORS: the Transformer and its parts. Independent of text, files, training and logging.
 
-Axes, by the one name each has everywhere: batch source target query key heads kv_heads width head hidden vocab rows
+Axis names, the same everywhere: batch source target query key heads kv_heads width head hidden vocab rows
 (rows = batch x beam).
 """

@@ -7,15 +7,15 @@ from torch import Tensor
 
 
 class LayerCache(Protocol):
-    """What one attention remembers. The variant that mixes decides what that is."""
+    """What one attention layer remembers; the mix decides what that is."""
 
     @property
     def length(self) -> int:
-        """How many tokens have gone in."""
+        """The number of tokens processed so far."""
         ...
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order; a row may come several times (beam reordering) or not at all."""
+        """Keep these rows, in this order; a row may occur several times (beam reordering) or not at all."""
         ...
 
 
@@ -66,7 +66,7 @@ class KeyValueCache:
         return room
 
     def _selected(self, held: Tensor, rows: Tensor) -> Tensor:
-        """Only the part in use is copied, not what is reserved."""
+        """Copies only the part in use, not the reserve."""
         room = held.new_empty(len(rows), *held.shape[1:])
         room[:, :, self._start : self._end] = held[:, :, self._start : self._end].index_select(0, rows)
         return room
@@ -86,7 +86,7 @@ class LayersCache:
         return self.layers[0].length
 
     def place(self, positions: Tensor) -> Tensor:
-        """Add the new tokens' positions; gives back those of all keys."""
+        """Append the new tokens' positions; returns those of all keys."""
         if self._positions is None:
             self._positions = positions
         else:

@@ -1,6 +1,6 @@
-"""A model of a config: laid out without memory, then given its first weights.
+"""Creating a model from its config: first on the meta device, without memory, then with initialised weights.
 
-model = create(config)                    # first weights as in the paper
+model = create(config)                    # initialised as in the paper
 model = create(config, scheme="gpt2")
 """
 
@@ -9,15 +9,15 @@ import torch
 from heedful.model.architecture import ArchitectureConfig, Model
 from heedful.model.initialise import Scheme, initialise
 
-UNMARKED = (torch.bool, torch.uint8, torch.complex64, torch.complex128)  # nothing marks these as not yet set
+UNMARKED = (torch.bool, torch.uint8, torch.complex64, torch.complex128)  # no value of these can mark them as unset
 
 
 def create(config: ArchitectureConfig, *, scheme: Scheme = "xavier", device: torch.device | str = "cpu") -> Model:
-    """A model with its first weights: filled with NaN, then by each part, then looked through for what is left of
-    it."""
+    """A model with initialised weights. They are filled with NaN, then set by each part, then checked: a NaN that is
+    left was never set."""
     model = layout(config)
     _refuse_unsaved(model)
-    # As `to_empty` does it, which would import a library for symbolic mathematics: half a second and 40 MB.
+    # Like `to_empty`, which would import a library for symbolic mathematics: half a second and 40 MB.
     model._apply(lambda meta: _unset(meta, device))
     initialise(model, scheme)
     _refuse_unset(model)
@@ -25,7 +25,7 @@ def create(config: ArchitectureConfig, *, scheme: Scheme = "xavier", device: tor
 
 
 def layout(config: ArchitectureConfig) -> Model:
-    """The model on the meta device: names and shapes without memory, however large it is."""
+    """The model on the meta device: names and shapes, without memory for weights."""
     with torch.device("meta"):
         return config.build()
 
@@ -36,16 +36,16 @@ def _unset(meta: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 
 
 def _mark(dtype: torch.dtype) -> float:
-    """What no part gives a tensor: NaN, or the lowest whole number."""
+    """The marker of unset values, which no part uses: NaN, or the smallest integer."""
     return torch.nan if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
 def _refuse_unsaved(model: Model) -> None:
-    """A buffer that is in no file would be missing where the model is opened."""
+    """A buffer that is not saved would be missing when the model is loaded."""
     saved = model.state_dict()
     for name, _ in model.named_buffers():
         if name not in saved:
-            raise TypeError(f"the buffer {name} is not persistent, so it would be lost; compute it when it is needed")
+            raise TypeError(f"the buffer {name} is not persistent, so it would be lost on saving; compute it on demand")
 
 
 def _refuse_unset(model: Model) -> None:
@@ -56,6 +56,4 @@ def _refuse_unset(model: Model) -> None:
         left = tensor.isnan() if tensor.is_floating_point() else tensor == _mark(tensor.dtype)
         if bool(left.any()):
             owner = model.get_submodule(name.rpartition(".")[0])
-            raise TypeError(
-                f"{name} was given no first value; let {type(owner).__name__} set it in a method `first_weights`"
-            )
+            raise TypeError(f"{name} was not initialised; set it in a method `first_weights` of {type(owner).__name__}")

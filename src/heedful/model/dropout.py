@@ -1,7 +1,7 @@
 """Dropout.
 
-On a CPU, drawing a random number for every value costs more than the layer it stands in. Sixteen random bits each are
-enough to tell what is dropped, so four values share one draw.
+On a CPU, drawing a random number for every value costs more than the layer around it. Sixteen random bits per value are
+enough to decide what is dropped, so four values share one 64-bit draw.
 """
 
 from typing import Any
@@ -16,9 +16,9 @@ from heedful.model.cpu.training import WHOLE
 
 
 class Dropout(nn.Module):
-    """Each value becomes zero with probability p, and the others grow by 1 / (1 - p) (Srivastava et al. 2014).
+    """Each value becomes zero with probability p, and the others are scaled by 1 / (1 - p) (Srivastava et al. 2014).
 
-    p is met to 1/65,536. On a GPU, and where a model is being compiled, torch's own.
+    p is rounded to a multiple of 1/65,536. On a GPU, and while a model is being compiled, torch's own is used.
     """
 
     def __init__(self, p: float) -> None:
@@ -45,7 +45,7 @@ class Dropout(nn.Module):
         return _AddDropped.apply(x, y, keep(y, self.p))
 
     def plan(self) -> IdentityPlan:
-        """Outside of training it does nothing."""
+        """Outside training it does nothing."""
         return IdentityPlan()
 
     def _draws_words(self, x: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The position-wise network between the attentions."""
+"""The position-wise feed-forward network."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -40,7 +40,7 @@ class FeedForwardConfig(Config):
     @classmethod
     def _has_a_middle(cls, kernel: int) -> int:
         if kernel % 2 == 0:
-            raise ValueError(f"kernel {kernel} has no middle; choose an odd one such as 1 or 3")
+            raise ValueError(f"kernel {kernel} is even; choose an odd size, such as 1 or 3")
         return kernel
 
     def build(self, width: int) -> "FeedForward":
@@ -54,13 +54,13 @@ class FeedForwardConfig(Config):
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with a non-linearity between.
+    """Two linear maps with a non-linearity in between.
 
         plain   W2 f(W1 x)                          Vaswani et al. 2017, section 3.3
         gated   W2 (f(Wg x) * (Wu x))               Shazeer 2020: ReGLU, GEGLU, SwiGLU
-        kernel  x_i is [x_{i-1}; x_i; x_{i+1}]      a convolution, written as the linear map it is
+        kernel  x_i is [x_{i-1}; x_i; x_{i+1}]      a convolution, written as a linear map
 
-    Differs: the convolution takes zeros in place of neighbours that are padding or belong to another packed text.
+    Differs: the convolution sees zeros in place of neighbours that are padding or belong to another packed text.
     """
 
     def __init__(self, config: FeedForwardConfig, width: int) -> None:
@@ -98,14 +98,14 @@ class FeedForward(nn.Module):
         if self.kernel != 1:
             return Reason(f"kernel {self.kernel}: no kernel yet")
         if kind is None:
-            return Reason("an unknown function: no kernel yet")
+            return Reason("unknown activation: no kernel yet")
         hidden = second.inputs
         if first.parts != ((hidden, hidden) if self.gated else (hidden,)) or first.inputs != second.outputs:
             return Reason(f"linear maps to {first.parts} and from {hidden} do not fit")
         return FeedForwardPlan(first, second, kind, self.gated)
 
     def kind(self) -> str | None:
-        """The name of its function, which may have been replaced; None = an unknown one."""
+        """The name of the activation function, which may have been replaced; None = unknown."""
         return next((name for name, function in FUNCTIONS.items() if function is self.function), None)
 
     def _hidden(self, x: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class FeedForward(nn.Module):
 
 
 def _neighbours(x: Tensor, visible: Tensor) -> Tensor:
-    """batch query width -> batch query (kernel width), zeros where a neighbour is not to be seen."""
+    """batch query width -> batch query (kernel width), zeros where a neighbour is not visible."""
     batch, query, width = x.shape
     kernel = visible.shape[-1]
     padded = F.pad(x, (0, 0, kernel // 2, kernel // 2))

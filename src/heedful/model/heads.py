@@ -1,6 +1,6 @@
-"""What is read off the final states: words, classes, spans.
+"""Output heads: from the final states to words, classes or spans.
 
-A head takes states of any leading shape, so that a loss can hand in only the positions it needs.
+A head takes states of any leading shape, so that a loss can pass only the positions it needs.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class VocabularyConfig(Config):
 class Vocabulary(nn.Module):
     """States -> a score for each word: logits = W h + b.      Press and Wolf 2017 for W = the embedding table
 
-    A tied table is handed in at each call, so that a model owns every weight once.
+    A tied table is passed in at each call, so that a model owns every weight once.
     """
 
     def __init__(self, config: VocabularyConfig, *, width: int, table_width: int, vocab: int, tied: bool) -> None:
@@ -69,7 +69,7 @@ class Vocabulary(nn.Module):
         return logits if self.bias is None else logits + self.bias
 
     def linear(self, states: Tensor, table: Tokens) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(h, W, b) such that the scores are W h + b: for a loss that wants to compute them in its own way."""
+        """(h, W, b) such that the scores are W h + b: for a loss that computes them in its own way."""
         return self._lowered(states), (self.table or table).weight, self.bias
 
     def narrowed(self, table: Tokens, words: Tensor) -> Callable[[Tensor], Tensor]:
@@ -105,7 +105,7 @@ class MaskedLmConfig(Config):
 
 
 class MaskedLm(nn.Module):
-    """logits = E norm(f(W h + b)) + c, with E the embedding table.      Devlin et al. 2019, as their code has it"""
+    """logits = E norm(f(W h + b)) + c, with E the embedding table.      Devlin et al. 2019, as in their code"""
 
     def __init__(self, config: MaskedLmConfig, *, width: int, table_width: int, vocab: int, norm: NormConfig) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""First weights, set from outside: a model is built without a thought for them.
+"""Weight initialisation, separate from building a model.
 
-The schemes know norms, biases, linear maps and tables. A part with anything else (random features, convolutions, gates)
-has a method `first_weights()` that sets its own parameters and buffers, called after the scheme.
+The schemes handle norms, biases, linear maps and tables. A part with anything else (random features, convolutions,
+gates) has a method `first_weights()` that sets its own parameters and buffers, called after the scheme.
 """
 
 import math
@@ -21,7 +21,7 @@ Scheme = Literal["xavier", "gpt2", "bert", "t5"]
 
 @torch.no_grad()
 def initialise(model: nn.Module, scheme: Scheme) -> None:
-    """Norms to one, biases to zero, and every matrix as the scheme says."""
+    """Norms to one, biases to zero, and every matrix by the scheme."""
     for module in model.modules():
         if isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.weight is not None:
             nn.init.ones_(module.weight)
@@ -36,9 +36,9 @@ def initialise(model: nn.Module, scheme: Scheme) -> None:
 
 
 def _xavier(model: nn.Module) -> None:
-    """U(-a, a), a = sqrt(6 / (in + out)), query, key, value and gate each by itself.      Glorot and Bengio 2010
+    """U(-a, a), a = sqrt(6 / (in + out)), query, key, value and gate separately.      Glorot and Bengio 2010
 
-    Tables: N(0, 1/width), so that an embedding times sqrt(width) has unit variance, as in the paper's own code.
+    Tables: N(0, 1/width), so that an embedding times sqrt(width) has unit variance, as in the paper's code.
     """
     for linear in _linears(model):
         for weight in _parts(linear):
@@ -48,13 +48,13 @@ def _xavier(model: nn.Module) -> None:
 
 
 def _bert(model: nn.Module) -> None:
-    """N(0, 0.02), cut off at two standard deviations.      Devlin et al. 2019, as their code has it"""
+    """N(0, 0.02), truncated at two standard deviations.      Devlin et al. 2019, as in their code"""
     for weight in [linear.weight for linear in _linears(model)] + _tables(model):
         nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04)
 
 
 def _gpt2(model: nn.Module) -> None:
-    """N(0, 0.02); what adds to the residual stream is divided by the root of the number of additions.
+    """N(0, 0.02); weights that write to the residual stream are divided by the root of the number of such layers.
 
     Radford et al. 2019, section 2.3
     """
@@ -68,7 +68,7 @@ def _gpt2(model: nn.Module) -> None:
 def _t5(model: nn.Module) -> None:
     """N(0, 1/inputs); queries also divided by sqrt(head), since T5 does not scale the scores; tables N(0, 1).
 
-    Raffel et al. 2020, as the Mesh TensorFlow code has it
+    Raffel et al. 2020, as in the Mesh TensorFlow code
     """
     for linear in _linears(model):
         nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
@@ -96,7 +96,7 @@ def _parts(linear: nn.Linear) -> list[Tensor]:
 
 
 def _tables(model: nn.Module) -> list[Tensor]:
-    """Every matrix that is not a linear map's: embeddings, positions, token types, an output matrix of its own."""
+    """Every matrix that is not a linear map's: embeddings, positions, token types, an untied output matrix."""
     linear = {id(linear.weight) for linear in _linears(model)}
     return [parameter for parameter in model.parameters() if parameter.ndim == 2 and id(parameter) not in linear]
 

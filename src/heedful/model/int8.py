@@ -1,8 +1,8 @@
-"""int8 weights on the CPU: a quarter of the memory, and less of it to read at every step of decoding.
+"""int8 weights on the CPU: a quarter of the memory, and less of it to read at every decoding step.
 
-Each row of a matrix has its own scale, and so has each vector that is multiplied by it: a sentence's numbers do not
-depend on its neighbours. Vectors are rounded to 16 bits, so that all that is lost is in the weights. These are fixed;
-gradients pass through to what comes before.
+Each row of a matrix has its own scale, and so does each vector it is multiplied by: the result for a sentence does not
+depend on the rest of the batch. Vectors are rounded to 16 bits, so nearly all of the error comes from the weights. The
+weights are fixed; gradients flow through to earlier layers.
 """
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ LARGE = 1 << 12  # weights; a smaller matrix stays as it is
 
 
 def quantize_int8(model: nn.Module, *, least: int = LARGE) -> int:
-    """Every linear map and every table of at least so many weights, in place; gives how many were changed."""
+    """Quantise every linear map and table of at least `least` weights, in place; returns how many were changed."""
     return replace_modules(model, lambda name, module: _quantised(module, least))
 
 
@@ -31,7 +31,7 @@ def _quantised(module: nn.Module, least: int) -> nn.Module | None:
 
 
 class Int8Linear(nn.Module):
-    """W x + b with W in int8; of several parts, as `FusedLinear` gives them."""
+    """W x + b with W in int8; split into `parts`, if given, as in `FusedLinear`."""
 
     def __init__(self, linear: nn.Linear, *, parts: tuple[int, ...] | None = None) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Int8Linear(nn.Module):
 
 
 class Int8Embedding(Input):
-    """A table in int8, to read from and to project with."""
+    """An embedding table in int8, for lookup and projection."""
 
     def __init__(self, table: Tokens) -> None:
         super().__init__()

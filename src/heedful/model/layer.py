@@ -1,4 +1,4 @@
-"""One layer: attention to oneself, attention to the memory (in a decoder that has one), feed-forward."""
+"""One layer: self-attention, cross-attention (in a decoder with an encoder), feed-forward."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Linear maps, and several of one input as one."""
+"""Linear maps, and several maps of one input fused into one."""
 
 from itertools import pairwise
 
@@ -9,7 +9,7 @@ from heedful.model.cpu.training import linear, split
 
 
 class Linear(nn.Linear):
-    """torch's, trained by our own kernels where they suit."""
+    """torch's, with our own kernels for training where they apply."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
@@ -19,9 +19,9 @@ class Linear(nn.Linear):
 
 
 class FusedLinear(nn.Linear):
-    """`[W_1 x, W_2 x, ...]` in one product: faster than the parts one by one, most of all on small inputs.
+    """`[W_1 x, W_2 x, ...]` in one product: faster than separate products, especially for small inputs.
 
-    The parts stay visible, because initialisation, weight names and adapters are defined for each of them.
+    The parts remain accessible, because initialisation, weight names and adapters are defined for each of them.
     """
 
     def __init__(self, inputs: int, outputs: tuple[int, ...], bias: bool = True) -> None:

@@ -1,6 +1,6 @@
-"""Who may see whom, stated as facts. A dense matrix is made at the last moment by the mix that needs one.
+"""Which keys each query may see, stated as facts. A dense matrix is built only by a mix that needs one.
 
-True = may see. The last query stands beside the last key: with a cache there are fewer queries than keys, and query i
+True = may see. The last query is aligned with the last key: with a cache there are fewer queries than keys, and query i
 of n is key i + (keys - n). Nothing is causal unless it says so.
 """
 
@@ -24,11 +24,11 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Mask:
-    """The facts. Each one given removes sight, except `prefix` and `global_tokens`, which give some back.
+    """The facts. Each one restricts what is visible, except `prefix` and `global_tokens`, which extend it.
 
     causal          a query sees no key after itself
-    key_valid       batch key; False = padding, seen by nobody
-    window          a query sees keys fewer than `window` places away, itself included
+    key_valid       batch key; False = padding, never seen
+    window          a query sees keys fewer than `window` positions away, itself included
     blocks          a query sees the keys of certain blocks only
     global_tokens   batch key; True = sees all and is seen by all, whatever `window` and `blocks` say
     segments        batch key; several texts packed into one row: each sees only itself
@@ -47,31 +47,31 @@ class Mask:
 
     def __post_init__(self) -> None:
         if self.prefix is not None and not self.causal:
-            raise ValueError("prefix has a meaning only in a causal mask; set causal=True or leave prefix out")
+            raise ValueError("prefix only applies to a causal mask; set causal=True or omit prefix")
         if self.window is not None and self.window < 1:
             raise ValueError(f"window {self.window} sees nothing; choose 1 (itself) or more")
 
     def facts(self) -> frozenset[str]:
-        """The names of the facts it states, padding aside: what a mix must support."""
+        """The names of the facts it states, except padding: what a mix must support."""
         named = ("window", "segments", "prefix", "global_tokens", "blocks")
         given = {name for name in named if getattr(self, name) is not None}
         return frozenset(given | ({"causal"} if self.causal else set()))
 
     def is_plain_causal(self, query: int, key: int) -> bool:
-        """Whether the kernels' own causal flag says it all."""
-        same = bool(query == key and query > 1)  # a plain bool, also where a graph is traced
+        """Whether the causal flag of the attention kernels is enough."""
+        same = bool(query == key and query > 1)  # a plain bool, even while a graph is traced
         return same and self.key_valid is None and self.facts() == {"causal"}
 
     def dense(self, query: int, key: int, device: torch.device) -> Tensor | None:
-        """(batch or 1) (heads or 1) (query or 1) key; None where everybody sees everything."""
+        """(batch or 1) (heads or 1) (query or 1) key; None if every query sees every key."""
         place = ("dense", query, key, device)
         if place not in self._made:
             self._made[place] = self.part(range(key - query, key), range(key), device)
         return self._made[place]
 
     def additive(self, query: int, key: int, device: torch.device) -> Tensor | None:
-        """To be added to scores: 0 where a query may look, -inf where not. None where some query may look nowhere:
-        there a softmax of the sum would not be a number."""
+        """To be added to scores: 0 where a query may look, -inf elsewhere. None if some query sees no key: its
+        softmax would be NaN."""
         place = ("additive", query, key, device)
         if place not in self._made:
             visible = self.dense(query, key, device)
@@ -83,8 +83,8 @@ class Mask:
         return self._made[place]
 
     def neighbours(self, length: int, kernel: int, device: torch.device) -> Tensor:
-        """(batch or 1) length kernel: whether each of the `kernel` places around a place is there, is real and is of
-        the same text. Made without a matrix of all places."""
+        """(batch or 1) length kernel: whether each of the `kernel` positions around a position exists, is not
+        padding, and belongs to the same text. Computed without a length x length matrix."""
         places = torch.arange(length, device=device)[:, None] + torch.arange(kernel, device=device) - kernel // 2
         seen = ((places >= 0) & (places < length))[None]
         places = places.clamp(0, length - 1)

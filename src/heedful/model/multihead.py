@@ -20,9 +20,9 @@ KeyValue = tuple[Tensor, Tensor]  # batch kv_heads source head
 
 
 class MultiHeadConfig(Config):
-    """`kv_heads` below `heads` shares keys and values: 1 is multi-query (Shazeer 2019), between is grouped-query
-    (Ainslie et al. 2023). `window` lets a token see only those fewer than that many places away; a list gives each
-    layer its own, null = all. `scaled` off is T5's: the factor 1/sqrt(head_width) is left out.
+    """`kv_heads` below `heads` shares keys and values: 1 is multi-query (Shazeer 2019), more is grouped-query (Ainslie
+    et al. 2023). `window` limits a token to those fewer than that many positions away; a list has one entry per layer,
+    null = no limit. `scaled` off, as in T5, omits the factor 1/sqrt(head_width).
     """
 
     heads: Size = 8
@@ -101,11 +101,11 @@ class MultiHeadConfig(Config):
         length: int | None = None,
         asked: frozenset[str] = frozenset(),
     ) -> None:
-        """Raise ValueError where the mix does not fit, or does not support what is asked of it."""
+        """Raise ValueError if the mix does not fit or lacks a required feature."""
         if isinstance(self.window, tuple) and len(self.window) != layers:
-            raise ValueError(f"window lists {len(self.window)} layers, but there are {layers}; give one for each")
+            raise ValueError(f"window lists {len(self.window)} layers, but there are {layers}; give one per layer")
         if self.window is not None and cross:
-            raise ValueError("cross attention cannot have a window: source and target places are not aligned; drop it")
+            raise ValueError("cross-attention cannot have a window: source and target are not aligned; remove it")
         asked |= {"groups"} if self.kv_head_count < self.heads else set()
         asked |= {"window"} if self.window is not None else set()
         asked |= {"causal"} if causal else set()
@@ -115,12 +115,12 @@ class MultiHeadConfig(Config):
             self.mix.check(self.shape(width, causal=causal, cross=cross, layer=layer, length=length))
 
     def for_cross(self) -> "MultiHeadConfig":
-        """The same for looking at a memory: without its window, and with a mix that can."""
+        """The same for cross-attention: without the window, and with a mix that supports it."""
         mix = self.mix if "cross" in self.mix.supports else SoftmaxConfig()
         return self.model_copy(update={"window": None, "mix": mix})
 
     def parts(self, width: int, names: tuple[str, ...] | None = None) -> tuple[int, ...]:
-        """How many numbers the projections of a token have: queries, keys and values, or what the mix asks for."""
+        """The widths of the projections: queries, keys and values, or those that the mix asks for."""
         head = self.head_width_in(width)
         names = self.mix.projections if names is None else names
         return tuple(head * (self.heads if name.startswith("query") else self.kv_head_count) for name in names)
@@ -133,7 +133,7 @@ class MultiHeadConfig(Config):
 
 
 class SelfAttention(nn.Module):
-    """Queries, keys and values from one input, so one product makes all three."""
+    """Queries, keys and values from one input, so one product computes all three."""
 
     def __init__(self, config: MultiHeadConfig, width: int, shape: HeadShape) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class SelfAttention(nn.Module):
         return self.output(merge_heads(mixed))
 
     def _ordered(self, parts: list[Tensor]) -> list[Tensor]:
-        """Query, key, value and the others, of projections in any order; without queries the keys serve."""
+        """Query, key, value and the others, from projections in any order; without queries, the keys are used."""
         named = dict(zip(self.names, parts, strict=True))
         first = [named.get("query", named["key"]), named["key"], named["value"]]
         return first + [part for name, part in named.items() if name not in ("query", "key", "value")]
@@ -205,7 +205,7 @@ class CrossAttention(MemoryAttention):
 
     def forward(self, x: Tensor, *, memory: KeyValue, sight: Sight) -> Tensor:
         """x: rows query width, where rows = batch x beam. The beams of a sentence share its keys and values without a
-        copy: to an attention that is not causal, they are just more queries."""
+        copy: to non-causal attention, they are just more queries."""
         rows, query, width = x.shape
         key, value = memory
         x = x.reshape(len(key), -1, width)  # batch beam*query width
@@ -222,14 +222,14 @@ class CrossAttention(MemoryAttention):
 
 
 def _unfit(width: int, parts: tuple[int, ...], output: LinearPlan, head: int) -> Reason | None:
-    """Why the kernels cannot attend with these queries, keys and values."""
+    """Why the kernels cannot compute attention with these queries, keys and values."""
     if len(parts) != 3:
         return Reason(f"{len(parts)} projections, not queries, keys and values")
     if not parts[0] == parts[1] == parts[2]:
         return Reason(f"grouped heads ({parts[0] // head} share {parts[1] // head}): no kernel yet")
     if not width == parts[0] == output.inputs == output.outputs:
-        return Reason(f"{output.inputs // head} heads of {head} do not make the width {width}: no kernel yet")
-    return Reason(f"head {head} is no multiple of 8") if head % 8 or width % head else None
+        return Reason(f"{output.inputs // head} heads of {head} do not add up to the width {width}: no kernel yet")
+    return Reason(f"head {head} is not a multiple of 8") if head % 8 or width % head else None
 
 
 def split_heads(x: Tensor, head: int) -> Tensor:

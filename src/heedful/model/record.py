@@ -1,6 +1,5 @@
-"""What the attentions look at, seen from outside: the model runs as ever, fast kernels and all, and its queries and
-keys are noted in passing. Weights are computed from them afterwards, by the mix that used them, only for what is
-asked."""
+"""Recording attention from outside: the model runs as usual, fast kernels included, while hooks record its queries and
+keys. Weights are computed from them afterwards, by the mix that used them, and only where they are requested."""
 
 import threading
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from heedful.model.sight import Sight
 
 @dataclass(frozen=True)
 class Recorded:
-    """One attention at work in one pass; `name` is its place in the model (`decoder.layers.2.cross`)."""
+    """One attention module in one pass; `name` is its path in the model (`decoder.layers.2.cross`)."""
 
     name: str
     mix: Mix
@@ -34,7 +33,7 @@ class Recorded:
             return self.mix.weights(self.query, self.key, sight=self.sight, others=self.others)
 
     def shown_weights(self) -> Tensor:
-        """The same, for a picture that cannot do without."""
+        """The same, but an error if there are none."""
         weights = self.weights()
         if weights is None:
             raise ValueError(f"{self.name} ({type(self.mix).__name__.lower()}) has no weights to show")
@@ -58,7 +57,7 @@ def recorded(model: nn.Module, kind: type[SelfAttention] | type[MemoryAttention]
                 name: str = name,
                 stepwise: bool = getattr(module, "stepwise", False),
             ) -> None:
-                if threading.get_ident() != mine or options is None:  # None: of another thread, and just removed
+                if threading.get_ident() != mine or options is None:  # None: removed meanwhile
                     return
                 query, key = inputs[:2]
                 if stepwise and seen and seen[-1].name == name:  # the next token of the same pass

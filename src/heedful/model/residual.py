@@ -1,4 +1,4 @@
-"""How a sub-layer is joined to the residual stream."""
+"""How a sub-layer is connected to the residual stream."""
 
 from collections.abc import Callable
 from typing import Literal

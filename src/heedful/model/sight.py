@@ -1,4 +1,4 @@
-"""What an attention may know, as one value: made once per pass through a stack, shared by its layers."""
+"""What an attention layer may use, as one value: made once per pass through a stack and shared by its layers."""
 
 from dataclasses import dataclass, field, replace
 
@@ -10,10 +10,10 @@ from heedful.model.position import Position, Rotation
 
 @dataclass(frozen=True)
 class Sight:
-    """Who may see whom, and where queries and keys stand. What it takes to compute is computed when it is asked for,
-    once for all layers: an attention that needs no n x n bias never has one made.
+    """The mask, and the positions of queries and keys. Everything derived from them is computed on demand, once for all
+    layers: an attention that needs no n x n bias never causes one to be built.
 
-    An attention to a memory has no positions: those of source and target are not comparable.
+    Cross-attention has no positions: those of source and target are not comparable.
     """
 
     mask: Mask
@@ -24,11 +24,11 @@ class Sight:
     _additive: dict[tuple[int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def with_window(self, window: int | None) -> "Sight":
-        """The same with another window, for the layers that have one of their own."""
+        """A copy with another window, for layers with their own."""
         return replace(self, mask=replace(self.mask, window=window, _made={}), _additive={})
 
     def rotation(self) -> Rotation | None:
-        """What queries and new keys are turned by."""
+        """The rotation applied to queries and new keys."""
         if self.position is None or self.query_positions is None:
             return None
         if "rotation" not in self._made:
@@ -44,7 +44,7 @@ class Sight:
         return self._made["key_rotation"]  # type: ignore[return-value]
 
     def bias(self) -> Tensor | None:
-        """What is added to the scaled scores: (batch or 1) heads query key, the mask left out. None = nothing."""
+        """What is added to the scaled scores, without the mask: (batch or 1) heads query key. None = nothing."""
         if self.position is None or self.query_positions is None or self.key_positions is None:
             return None
         if "bias" not in self._made:
@@ -52,7 +52,7 @@ class Sight:
         return self._made["bias"]  # type: ignore[return-value]
 
     def masked_bias(self) -> Tensor | None:
-        """The bias with -inf where a query may not look. None where there is no bias: then the mask alone will do."""
+        """The bias with -inf where a query may not look. None if there is no bias: the mask is enough then."""
         bias = self.bias()
         if bias is None:
             return None
@@ -63,8 +63,8 @@ class Sight:
         return self._additive[size]
 
     def score(self, query: Tensor, key: Tensor) -> Tensor | None:
-        """The part of the scores that depends on query and distance: batch heads query key, before they are scaled.
-        query: batch heads query head; key: batch kv_heads key head. It belongs to a layer: nothing is kept."""
+        """The part of the scores that depends on query and distance: batch heads query key, before scaling.
+        query: batch heads query head; key: batch kv_heads key head. It differs between layers, so it is not cached."""
         if self.position is None or self.query_positions is None or self.key_positions is None:
             return None
         return self.position.score(query, key, query_positions=self.query_positions, key_positions=self.key_positions)

@@ -1,4 +1,4 @@
-"""The one way to change a built model: replace modules, by looking at each and saying what comes in its place."""
+"""The one way to change a built model: replace its modules."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def replace_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module | None]) -> int:
-    """Ask `change(name, module)` of every module; what it gives takes the place, None leaves it. How many changed."""
+    """Replace each module by `change(name, module)`, unless that is None; returns the number of replacements."""
     count = 0
     for name, module in list(model.named_modules()):
         new = change(name, module) if name else None

@@ -1,7 +1,7 @@
 """The training loop.
 
-Everything random in a step follows from the seed and the step's number, and the order of the data from the seed and the
-epoch's: a resumed training needs the weights, the optimizer's numbers and a few counters, and goes on to the bit.
+Everything random in a step is determined by the seed and the step number, and the order of the data by the seed and the
+epoch number. So the weights, the optimizer state and a few counters are enough to resume a training bit for bit.
 """
 
 import math
@@ -30,12 +30,12 @@ from heedful.training.recipe import Recipe
 from heedful.training.schedule import learning_rate
 from heedful.training.step import StepLoss, freeze, load_trained, recompute_layers
 
-EXPLODED = 3.0  # times the loss of guessing, or of the first step if that was higher
+EXPLODED = 3.0  # times the loss of a uniform guess, or of the first step if that was higher
 
 
 @dataclass
 class Progress:
-    """What must survive beside weights and optimizer. `index` counts the batches used of this epoch."""
+    """What is saved besides weights and optimizer. `index` counts the batches used in this epoch."""
 
     step: int = 0
     epoch: int = 0
@@ -55,7 +55,7 @@ class Progress:
 
 
 class DivergedError(ValueError):
-    """The loss is beyond help; the last good model is kept."""
+    """The loss has diverged; the last good model is kept."""
 
 
 class Trainer:
@@ -66,7 +66,7 @@ class Trainer:
         self.task, self.model = task, model.to(world.device)
         self.world, self.journal, self.folder = world, journal, folder
         self.progress = Progress()
-        self.states: dict[int, State] = {}  # what the task carries from step to step, of each micro-batch
+        self.states: dict[int, State] = {}  # what the task carries from step to step, per micro-batch
         self.frozen = freeze(self.model, self.config.freeze)
         self.precision = Precision(self.config.precision, world.device)
         self.optimizer = build_optimizer(self.config, self.model)
@@ -80,11 +80,11 @@ class Trainer:
         if world.size > 1:
             step_loss.unused = self._unused()
             self.module = DistributedDataParallel(self.module)
-        self.stopped = 0  # the signal that asked for it
+        self.stopped = 0  # the signal that requested it
 
     def _unused(self) -> list[nn.Parameter]:
-        """What has no gradient, such as a head that the task does not use: processes that wait for each other's
-        gradients would wait for ever."""
+        """Parameters without a gradient, such as a head that the task does not use: processes would wait for each
+        other's gradients forever."""
         totals, *_ = self.module(self.task.collate(self.task.worst(self.budget)[:1]).to(self.world.device), {})
         sum(totals.values()).mul(0).backward()
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -98,7 +98,7 @@ class Trainer:
         return self.config.batch_tokens
 
     def run(self) -> None:
-        """From wherever the progress stands to the last step, or to an earlier end."""
+        """From the current progress to the last step, or until it is stopped early."""
         start = time.monotonic()
         with self._stopping_on_signals():
             for rows in self.feed():
@@ -145,7 +145,7 @@ class Trainer:
                 last = max(steps(self.folder / "checkpoints"), default=None)
                 raise OSError(
                     f"checkpoint {self.progress.step} could not be written: {error}. The last good one is {last}; "
-                    "make room and run the same command again"
+                    "free some disk space and rerun the same command"
                 ) from None
             prune(
                 self.folder / "checkpoints",
@@ -156,7 +156,7 @@ class Trainer:
         self.world.wait()
 
     def score(self) -> tuple[dict[str, float], list[dict[str, str]]]:
-        """Validate what would be handed over: the average where there is one, the weights themselves otherwise."""
+        """Validate what would be the result: the moving average if there is one, otherwise the weights themselves."""
         own = {name: tensor.clone() for name, tensor in self.trained().items()} if self.ema else {}
         if self.ema:
             load_trained(self.model, self.ema, self.frozen)
@@ -176,9 +176,9 @@ class Trainer:
         return best is None or (value > best if higher else value < best)
 
     def probe(self) -> None:
-        """One step's work on the batch that needs most memory, before the first step and without a trace."""
+        """Run forward and backward on the batch that needs the most memory, without changing anything."""
         self.model.train()
-        parts = self._deal(self.task.worst(self.budget))
+        parts = self._micro_batches(self.task.worst(self.budget))
         for batch in parts[:1]:
             with self.precision.compute():
                 totals, *_ = self.module(batch.to(self.world.device), {})
@@ -202,7 +202,7 @@ class Trainer:
         self.model.train()
         self._announce(progress.step)
         torch.manual_seed(_mix(self.recipe.seed, progress.step, self.world.rank))
-        parts = self._deal(rows)
+        parts = self._micro_batches(rows)
         mine = len(rows) > self.world.rank
         counts = {name: int(self.world.total(count if mine else 0)) for name, count in _added(parts).items()}
         rate = learning_rate(config, progress.step, width=self.recipe.model.width)
@@ -213,11 +213,11 @@ class Trainer:
         for number, batch in enumerate(parts):
             with self._sync_only(number == len(parts) - 1), self.precision.compute():
                 totals, plains, state = self.module(batch.to(self.world.device), self.states.get(number, {}))
-                # Summed over the whole step, divided once. DDP takes the mean over processes: undo that.
+                # Sum over the whole step, divide once. DDP averages over processes: undo that.
                 share = self.world.size if mine else 0
                 loss = sum(total * (share / max(1, counts[name])) for name, total in totals.items())
                 self.precision.scaler.scale(loss).backward()
-            if mine:  # a row that does not count leaves no trace
+            if mine:  # a row that does not count must not change the state
                 self.states[number] = {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
             for name, total in totals.items():
                 sums[name] += float(total.detach()) if mine else 0.0
@@ -229,7 +229,7 @@ class Trainer:
         progress.tokens += count
         if progress.step % config.log_every == 0 or progress.step == 1:
             best = f"best {config.metric} {progress.best:.3f}" if progress.best is not None else ""
-            # Asked of all processes or of none: one without rows of its own has a sum of 0 too.
+            # A collective call: all processes make it, including those without rows, whose sum is 0.
             smoothed = {"nll": self.world.total(plain) / max(1, count)} if plains else {}
             self.journal.step(
                 progress.step,
@@ -251,21 +251,21 @@ class Trainer:
                 before_step(step)
 
     def _apply(self, loss: float) -> float:
-        """Clip and step, unless the loss or the gradient has gone mad. Gives the gradient's norm."""
+        """Clip and step, unless the loss or the gradient has exploded; returns the gradient norm."""
         scaler, progress = self.precision.scaler, self.progress
         scaler.unscale_(self.optimizer)
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf))
         if progress.step == 1 and math.isfinite(loss):
             progress.first_loss = loss
         too_high = EXPLODED * max(1.0, math.log(self.model.vocab or 1), progress.first_loss)
-        scaled_over = scaler.is_enabled() and math.isfinite(loss)  # the scale was too high: that is float16's business
+        scaled_over = scaler.is_enabled() and math.isfinite(loss)  # the scale was too high: the scaler lowers it
         if math.isfinite(norm) and loss < too_high:
             scaler.step(self.optimizer)
-            for parameter in self.model.parameters():  # a fused step does not say so itself
+            for parameter in self.model.parameters():  # a fused step does not do so itself
                 if parameter.requires_grad:
                     torch.autograd.graph.increment_version(parameter)
             progress.bad_in_a_row = 0
-            self._follow()
+            self._update_average()
         else:
             progress.skipped += 1
             progress.bad_in_a_row += 0 if scaled_over else 1
@@ -273,7 +273,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         if progress.bad_in_a_row >= self.config.bad_steps:
             raise DivergedError(
-                f"the loss was not a number, or exploded, {progress.bad_in_a_row} steps in a row up to step "
+                f"the loss was NaN, infinite or exploding for {progress.bad_in_a_row} steps in a row, up to step "
                 f"{progress.step}; lower training.learning_rate or raise training.warmup. The last good model is kept"
             )
         return norm
@@ -291,7 +291,7 @@ class Trainer:
 
     def _validate(self) -> bool:
         """Score the model, keep it if it is the best so far; True if training should end. All processes take part and
-        come to the same conclusion; the leading one writes it down."""
+        reach the same decision; the main process saves the model."""
         progress = self.progress
         numbers, samples = self.score()
         value = numbers[self.config.metric]
@@ -303,21 +303,21 @@ class Trainer:
         self.journal.validation(progress.step, numbers, samples, better)
         ended = progress.is_stale(self.config.patience)
         if ended:
-            self.journal.say(f"no better {self.config.metric} in {progress.stale} validations: stopping early")
+            self.journal.say(f"no improvement of {self.config.metric} in {progress.stale} validations: stopping early")
         return ended
 
     def keep_best(self) -> None:
-        """What would be handed over now becomes the folder's model: whole, frozen weights included."""
+        """Save the current result as the folder's model, including frozen weights."""
         if self.world.leads:
             save_weights(self.folder, {**state_of(self.model), **self.ema})
 
     def _own_states(self, checkpoint: Checkpoint) -> dict[int, State]:
-        """What the task carried when the checkpoint was made, of this process."""
+        """The task's state in the checkpoint, for this process."""
         processes = checkpoint.state.get("processes", self.world.size)
         if checkpoint.has("task.0") and processes != self.world.size:
             raise ValueError(
-                f"this training was started with {processes} processes, and each carries a state of its own from step "
-                f"to step; resume it with {processes}"
+                f"this training was started with {processes} processes, each with its own state; "
+                f"resume it with {processes} processes"
             )
         name = f"task.{self.world.rank}"
         states: dict[int, State] = {}
@@ -326,8 +326,8 @@ class Trainer:
             states.setdefault(int(number), {})[own] = tensor.to(self.world.device)
         return states
 
-    def _deal(self, rows: np.ndarray) -> list[Batch]:
-        """This process's part of a step, in micro-batches. One left without rows takes a row that will not count."""
+    def _micro_batches(self, rows: np.ndarray) -> list[Batch]:
+        """This process's share of a step, in micro-batches. A process without rows takes a row that will not count."""
         mine = rows[self.world.rank :: self.world.size]
         mine = mine if len(mine) else rows[:1]
         parts = [mine[part :: self.config.accumulate] for part in range(self.config.accumulate)]
@@ -341,7 +341,7 @@ class Trainer:
 
     @contextmanager
     def _stopping_on_signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the training after the step at hand, saved; a second Ctrl-C ends it at once."""
+        """Ctrl-C and SIGTERM stop training after the current step, saved; a second Ctrl-C stops it at once."""
 
         def stop(number: int, frame: object) -> None:
             if self.stopped and number == signal.SIGINT:
@@ -357,7 +357,7 @@ class Trainer:
 
 
 def _added(parts: list[Batch]) -> dict[str, int]:
-    """How much each term counts over all micro-batches."""
+    """The count of each term over all micro-batches."""
     counts: dict[str, int] = {}
     for batch in parts:
         for name, count in batch.counts.items():
@@ -370,5 +370,5 @@ def _flat(states: dict[int, State]) -> dict[str, Tensor]:
 
 
 def _mix(seed: int, step: int, rank: int) -> int:
-    """One number of three, such that neighbouring steps have nothing in common."""
+    """A seed from three numbers, such that those of consecutive steps are independent."""
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))

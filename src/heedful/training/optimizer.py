@@ -1,4 +1,4 @@
-"""Adam, and its memory as plain named tensors."""
+"""Adam, and its state as named tensors."""
 
 import inspect
 from typing import Any
@@ -11,8 +11,7 @@ from heedful.training.recipe import TrainingConfig
 
 
 def build_optimizer(config: TrainingConfig, model: Model) -> torch.optim.Optimizer:
-    """Adam or AdamW for all that is not frozen; decay, if any, is for matrices only: norms and biases have nothing to
-    lose."""
+    """Adam or AdamW for all weights that are not frozen. Weight decay applies to matrices, not to norms and biases."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trained if parameter.ndim > 1]
     others = [parameter for parameter in trained if parameter.ndim <= 1]
@@ -22,8 +21,8 @@ def build_optimizer(config: TrainingConfig, model: Model) -> torch.optim.Optimiz
 
 
 class _Plain(torch.optim.Optimizer):
-    """torch's own, without what it does for `torch.compile`: taking up parameters, it would import the whole compiler,
-    75 MB and a second, only to keep it out."""
+    """torch's own, without its support for `torch.compile`: adding parameters would import the whole compiler, 75 MB
+    and a second, only to disable it."""
 
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
@@ -42,7 +41,7 @@ class AdamW(_Plain, torch.optim.AdamW):
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, model: Model) -> dict[str, Tensor]:
-    """Every number the optimizer keeps, under its parameter's name."""
+    """The optimizer's state tensors, under the names of their parameters."""
     return {
         f"{name}/{key}": value.detach().clone().contiguous()
         for name, parameter in model.named_parameters()

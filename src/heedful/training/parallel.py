@@ -1,4 +1,4 @@
-"""Several processes, started by torchrun, that train one model together. One process is the same with nobody to ask."""
+"""Distributed training: several processes, started by torchrun, train one model. One process is the trivial case."""
 
 import json
 import os
@@ -19,7 +19,7 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """One process reads, writes and speaks for all."""
+        """Whether this is the main process, which reads, writes and logs."""
         return self.rank == 0
 
     def total(self, number: float) -> float:
@@ -39,16 +39,16 @@ class World:
         return value.item()
 
     def agree(self, flag: bool) -> bool:
-        """True if it is so in any process: what all then do together."""
+        """True if it is True in any process, so that all act alike."""
         return self.total(float(flag)) > 0
 
     def gather(self, texts: Sequence[str]) -> list[str]:
-        """The texts of all processes, dealt out in turn as `texts[rank::size]`, in their first order again."""
+        """The texts of all processes, distributed as `texts[rank::size]`, in the original order."""
         parts = [json.loads(part) for part in self.gather_bytes(json.dumps(list(texts)).encode())]
         return [part[index] for index in range(max(map(len, parts))) for part in parts if index < len(part)]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """What each process gives, by rank."""
+        """The data of each process, by rank."""
         if self.size == 1:
             return [data]
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
@@ -65,13 +65,13 @@ class World:
             dist.barrier()
 
     def leave(self) -> None:
-        """gloo is left as it is: taking it down now and then ends the process with an abort (torch 2.13)."""
+        """Destroy the process group, except gloo's: that occasionally aborts the process (torch 2.13)."""
         if self.size > 1 and self.device.type == "cuda":
             dist.destroy_process_group()
 
 
 def exit_now(code: int = 0) -> None:
-    """End one of several processes at once, its work being done: see `leave` for why not in the usual way."""
+    """End one of several processes immediately after its work is done; for the reason see `leave`."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -79,7 +79,7 @@ def exit_now(code: int = 0) -> None:
 
 
 def join() -> World:
-    """The world torchrun made, or one process; the first GPU if there is one."""
+    """The processes that torchrun started, or a single one; on GPUs if there are any."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
@@ -87,6 +87,6 @@ def join() -> World:
         return World(device=device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # The others wait while the leading process prepares the data, and that may take hours.
+    # The others wait while the main process prepares the data, which may take hours.
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=2))
     return World(rank=dist.get_rank(), size=size, device=device)

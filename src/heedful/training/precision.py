@@ -1,4 +1,4 @@
-"""Mixed precision: which numbers a step computes in. Weights and optimizer stay in float32."""
+"""Mixed precision: the data type in which a step is computed. Weights and optimizer state stay in float32."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -7,12 +7,12 @@ import torch
 
 
 class Precision:
-    """`auto` takes bfloat16 where the hardware computes in it, and float32 elsewhere."""
+    """`auto` selects bfloat16 if the hardware supports it, float16 on other GPUs, and float32 elsewhere."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.name = choose(device) if name == "auto" else name
         self.device = device.type
-        # float16 has few exponents: the loss is scaled up so that small gradients do not vanish.
+        # float16 has a narrow exponent range: the loss is scaled up so that small gradients do not vanish.
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.name == "float16")
 
     def compute(self) -> AbstractContextManager[Any]:

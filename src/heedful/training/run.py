@@ -221,8 +221,8 @@ def _refuse_changes(known: dict[str, Any], asked: dict[str, Any], out: Path) -> 
         return
     if changed == [line for line in changed if line.startswith("data.")]:
         raise ValueError(f"the files have changed since {out} was started; give the same ones, or choose another --out")
-    told = "; ".join(line.removeprefix("recipe.") for line in changed)
-    raise ValueError(f"{out} was started with another recipe ({told}); use the old values, or choose another --out")
+    listed = "; ".join(line.removeprefix("recipe.") for line in changed)
+    raise ValueError(f"{out} was started with another recipe ({listed}); use the old values, or choose another --out")
 
 
 def _is_free(line: str, known: dict[str, Any]) -> bool:

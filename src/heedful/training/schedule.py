@@ -1,4 +1,4 @@
-"""The learning rate at each step: a function of the step alone, so that a resumed training has nothing to remember."""
+"""The learning rate at each step: a function of the step alone, so resuming needs no state."""
 
 import math
 
@@ -6,7 +6,7 @@ from heedful.training.recipe import TrainingConfig
 
 
 def learning_rate(config: TrainingConfig, step: int, *, width: int) -> float:
-    """At step 1, 2, ... Rises in a straight line over `warmup` steps, then:
+    """At step 1, 2, ... Rises linearly over `warmup` steps, then:
 
     inverse_sqrt    peak * sqrt(warmup / step)                        Vaswani et al. 2017, equation 3
     linear          peak * (steps - step) / (steps - warmup)

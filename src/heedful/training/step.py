@@ -12,8 +12,8 @@ from heedful.tasks import Batch, State, Task
 
 
 class StepLoss(nn.Module):
-    """The loss of a batch as a module, which is what DDP and torch.compile can wrap: weighted totals by term, those
-    without label smoothing where there is some, and the state."""
+    """The loss of a batch as a module, which is what DDP and torch.compile can wrap: weighted totals by term, the
+    totals without label smoothing if it is used, and the state."""
 
     def __init__(self, model: Model, task: Task) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class StepLoss(nn.Module):
         loss = self.task.loss(self.model, batch, state=state)
         found = {name: term.count for name, term in loss.terms.items()}
         if found != dict(batch.counts):
-            raise TypeError(f"the loss is over {found}, but its batch said {dict(batch.counts)}")
+            raise TypeError(f"the loss counts {found}, but its batch {dict(batch.counts)}")
         plains = {name: term.plain for name, term in loss.terms.items() if term.plain is not None}
         totals = {name: term.total * term.weight for name, term in loss.terms.items()}
         first = next(iter(totals))
@@ -34,7 +34,7 @@ class StepLoss(nn.Module):
 
 
 def freeze(model: nn.Module, parts: tuple[str, ...]) -> frozenset[str]:
-    """Exclude these parts from training; gives the names of their weights."""
+    """Exclude these parts from training; returns the names of their weights."""
     names = [name for name, _ in model.named_parameters()]
     frozen: set[str] = set()
     for part in parts:
@@ -59,13 +59,13 @@ def load_trained(model: nn.Module, weights: Mapping[str, Tensor], frozen: frozen
 
 
 def recompute_layers(model: Model) -> None:
-    """Gradient checkpointing: a layer's inner results are thrown away and computed again when they are needed."""
+    """Gradient checkpointing: intermediate results of layers are discarded, and recomputed in the backward pass."""
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     layers = [layer for stack in stacks for layer in stack.recomputable()]
     for stack in stacks:
         stack.recomputed = True
     if not layers:
-        raise ValueError("this model has no layers that can be computed again; set training.recompute=false")
+        raise ValueError("this model has no layers that can be recomputed; set training.recompute=false")
     for layer in layers:
         plain = layer.forward
 

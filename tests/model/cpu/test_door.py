@@ -49,7 +49,7 @@ FIELDS = {
     MultiHeadConfig: {
         "heads": [
             ({"stack.attention.heads": 1}, None),
-            ({"stack.attention.heads": 4}, "decoder.layers.0.attention: head 4 is no multiple of 8"),
+            ({"stack.attention.heads": 4}, "decoder.layers.0.attention: head 4 is not a multiple of 8"),
         ],
         "kv_heads": [
             (
@@ -60,7 +60,7 @@ FIELDS = {
         "head_width": [
             (
                 {"stack.attention.head_width": 16},
-                "decoder.layers.0.attention: 2 heads of 16 do not make the width 16: no kernel yet",
+                "decoder.layers.0.attention: 2 heads of 16 do not add up to the width 16: no kernel yet",
             ),
             ({"stack.attention.head_width": 16, "width": 32}, None),
         ],
@@ -200,14 +200,14 @@ def paths():
 def test_a_new_parameter_on_a_part_is_refused(name):
     model = configured(SMALL).build()
     model.get_submodule(name).extra = nn.Parameter(torch.zeros(3))
-    assert reason_of(model, name) == f"{name}.extra: the kernels know nothing of it".lstrip(".")
+    assert reason_of(model, name) == f"{name}.extra: unknown to the kernels".lstrip(".")
 
 
 @pytest.mark.parametrize("name", paths())
 def test_a_hook_on_a_part_is_refused(name):
     model = configured(SMALL).build()
     model.get_submodule(name).register_forward_hook(lambda *_: None)
-    assert reason_of(model, name).endswith("it has hooks, which only the modules call")
+    assert reason_of(model, name).endswith("it has hooks, which only modules call")
 
 
 @pytest.mark.parametrize("name", paths())
@@ -232,7 +232,7 @@ def reason_of(model, name):
 def test_a_hook_on_what_does_nothing_is_refused_too(name):
     model = configured({}).build()
     model.get_submodule(name).register_forward_hook(lambda *_: None)
-    assert reason_of(model, name) == f"{name}: it has hooks, which only the modules call"
+    assert reason_of(model, name) == f"{name}: it has hooks, which only modules call"
 
 
 def test_a_forward_of_one_object_alone_is_refused():
@@ -244,10 +244,10 @@ def test_a_forward_of_one_object_alone_is_refused():
 def test_a_buffer_and_a_new_part_are_refused():
     model = configured({}).build()
     model.decoder.register_buffer("steps", torch.zeros(2))
-    assert str(lower(model)) == "decoder.steps: the kernels know nothing of it"
+    assert str(lower(model)) == "decoder.steps: unknown to the kernels"
     model = configured({}).build()
     model.decoder.layers[1].gate = nn.Linear(16, 16)
-    assert str(lower(model)) == "decoder.layers.1.gate.weight: the kernels know nothing of it"
+    assert str(lower(model)) == "decoder.layers.1.gate.weight: unknown to the kernels"
 
 
 def test_weights_the_kernels_cannot_read_are_refused():
@@ -291,5 +291,5 @@ def test_a_model_that_was_changed_is_not_laid_out_again():
     lowered.refresh()  # nothing has changed that it looks at
     with torch.no_grad():
         model.embedding.weight += 1
-    with pytest.raises(ValueError, match="the model was changed since it was lowered: decoder.layers.0.feedforward"):
+    with pytest.raises(ValueError, match="the model has changed since it was lowered: decoder.layers.0.feedforward"):
         lowered.refresh()

@@ -158,7 +158,7 @@ def test_what_is_asked_for_must_be_there():
         [sys.executable, "-m", "heedful", "doctor"], env={**os.environ, SWITCH: "no"}, capture_output=True, text=True
     )
     assert found.returncode == 2
-    assert "HEEDFUL_KERNELS is 'no'; choose off or avx2, or leave it out" in found.stderr
+    assert "HEEDFUL_KERNELS is 'no'; choose off or avx2, or unset it" in found.stderr
 
 
 @pytest.mark.skipif(NATIVE is None or NATIVE.PROCESSOR != "AVX-512", reason="there is but one kind of kernels here")
@@ -175,9 +175,9 @@ def test_those_for_lesser_processors_do_the_same():
 def test_what_does_not_fit_is_refused():
     panels = Panels(torch.randn(5, 8))
     for x, y in (((2, 16), (2, 5)), ((2, 8), (1, 5)), ((2, 8), (2, 6))):
-        with pytest.raises(ValueError, match="with weights of 5 x 8"):
+        with pytest.raises(ValueError, match="does not fit weights of 5 x 8"):
             panels.into(torch.empty(y), torch.empty(x))
-    with pytest.raises(ValueError, match=r"\[3, 16\] to \[3, 5\] with weights of 5 x 8"):
+    with pytest.raises(ValueError, match=r"\[3, 16\] to \[3, 5\] does not fit weights of 5 x 8"):
         panels(torch.randn(3, 16))
 
 
@@ -229,12 +229,12 @@ def test_a_field_that_nobody_fills_in_is_refused():
     maps, norms = layers().held
     style = {name: 1 for name in STRUCTS["Style"].names if name != "threads"} | {"width": 16, "gated": 0}
     Layers(style, maps, norms)
-    with pytest.raises(ValueError, match="a style lacks cross_scale, eps"):
+    with pytest.raises(ValueError, match="the style lacks cross_scale, eps"):
         Layers({name: style[name] for name in style if name not in ("eps", "cross_scale")}, maps, norms)
     for lacking in ("output", "cross_query"):
-        with pytest.raises(ValueError, match=f"a layer lacks {lacking}"):
+        with pytest.raises(ValueError, match=f"the layer lacks {lacking}"):
             Layers(style, [{name: one for name, one in maps[0].items() if name != lacking}], norms)
-    with pytest.raises(ValueError, match="a layer lacks attention_norm"):
+    with pytest.raises(ValueError, match="the layer lacks attention_norm"):
         Layers(style, maps, [{name: one for name, one in norms[0].items() if name != "attention_norm"}])
 
 
@@ -246,7 +246,7 @@ def test_what_an_encoder_is_given_is_checked():
         (x[:9], additive), (x[:, :8], additive), (x.double(), additive), (x.T.contiguous().T, additive),
         (x, additive[:, :5]), (x, torch.zeros(2, 16)), (x, additive.double()), (x[:0], additive[:0]),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match="in layers of width 16"):
+        with pytest.raises(ValueError, match="does not fit layers of width 16"):
             encoder.encode(bad, mask)
 
 
@@ -291,7 +291,7 @@ def test_the_rest_of_what_is_handed_over_is_checked():
     ):
         with pytest.raises(ValueError, match="does not fit"):
             kernels.norm(rows, by, bias, rms=False, eps=1e-5)
-    with pytest.raises(ValueError, match="10 x 30 are no keys and values of 2 heads of 8 in 2 sentences"):
+    with pytest.raises(ValueError, match="10 x 30 does not fit 2 heads of 8 in 2 sentences"):
         kernels.lay_out_source(torch.randn(10, 30), 2, 2, 8)
     with pytest.raises(ValueError, match="in 3 sentences"):
         kernels.lay_out_source(torch.randn(10, 32), 3, 2, 8)
@@ -307,7 +307,7 @@ def test_the_rest_of_what_is_handed_over_is_checked():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # with kernels and without
 def test_what_is_largest_must_exist(dtype):
     for width, count in ((0, 1), (3, 4), (3, 0)):
-        with pytest.raises(ValueError, match=f"the {count} largest of {width} numbers are asked for"):
+        with pytest.raises(ValueError, match=f"cannot find the {count} largest of {width} numbers"):
             kernels.largest(torch.zeros(2, width, dtype=dtype), count)
     for offsets in (torch.zeros(2, 4), torch.zeros(3, 3), torch.zeros(2, 0)):
         with pytest.raises(ValueError, match="do not fit 2 rows of 6 numbers"):

@@ -46,7 +46,7 @@ def test_a_position_without_a_kernel():
     assert found["decoder.attention"] == ("kernels", "modules (decoder.position: rotary: no kernel yet)")
     assert found["head"] == ("kernels", "modules (decoder.position: rotary: no kernel yet)")
     found = built({"position": {"kind": "alibi"}})
-    assert found["decoder.attention"][0] == "kernels, its mixing by torch (terms added to the scores: no kernel yet)"
+    assert found["decoder.attention"][0] == "kernels, mixing by torch (terms added to the scores: no kernel yet)"
     assert found["decoder.cross"][0] == "kernels"
 
 
@@ -59,7 +59,7 @@ def test_an_encoder_that_is_left_to_its_modules():
 def test_grouped_heads():
     found = built({"attention": {"heads": 2, "kv_heads": 1}})
     assert found["decoder.attention"] == (
-        "kernels, its mixing by torch (grouped heads: no kernel yet)",
+        "kernels, mixing by torch (grouped heads: no kernel yet)",
         "modules (grouped heads (2 share 1): no kernel yet)",
     )
 
@@ -75,28 +75,28 @@ def test_a_window():
 def test_dropout_inside():
     found = built({"attention": {"heads": 2, "dropout": 0.1}, "feedforward": {"hidden": 32, "dropout": 0.1}})
     assert found["encoder.attention"] == (
-        "kernels, its mixing by torch (dropout inside attention: no kernel yet)",
+        "kernels, mixing by torch (dropout inside attention: no kernel yet)",
         "kernels",
     )
-    assert found["encoder.feedforward"] == ("kernels (dropout inside: its linear maps one by one)", "kernels")
+    assert found["encoder.feedforward"] == ("kernels (dropout inside: linear maps separately)", "kernels")
 
 
 def test_widths_that_are_no_multiples_of_16():
     found = built({}, width=24, encoder={**STACK, "attention": {"heads": 3}}, decoder={"attention": {"heads": 3}})
-    assert found["encoder.attention"] == ("torch (head 8 is no multiple of 16)", "kernels")
-    assert found["encoder.feedforward"] == ("torch (width 24 is no multiple of 16)", "kernels")
-    assert found["encoder.norms"] == ("torch (width 24 is no multiple of 16)", "kernels")
-    assert found["loss"] == ("torch (width 24 is no multiple of 16)", "-")
+    assert found["encoder.attention"] == ("torch (head 8 is not a multiple of 16)", "kernels")
+    assert found["encoder.feedforward"] == ("torch (width 24 is not a multiple of 16)", "kernels")
+    assert found["encoder.norms"] == ("torch (width 24 is not a multiple of 16)", "kernels")
+    assert found["loss"] == ("torch (width 24 is not a multiple of 16)", "-")
     assert built({"attention": {"heads": 4}})["encoder.attention"][0] == (
-        "kernels, its mixing by torch (head 8 is no multiple of 16)"
+        "kernels, mixing by torch (head 8 is not a multiple of 16)"
     )
     found = built({"feedforward": {"hidden": 24}})
-    assert found["encoder.feedforward"] == ("torch (width 24 is no multiple of 16)", "kernels")
+    assert found["encoder.feedforward"] == ("torch (width 24 is not a multiple of 16)", "kernels")
 
 
 def test_gated_convolved_and_int8():
     found = built({"feedforward": {"hidden": 32, "activation": "swiglu"}})
-    assert found["decoder.feedforward"] == ("kernels (gated: its linear maps one by one)", "kernels")
+    assert found["decoder.feedforward"] == ("kernels (gated: linear maps separately)", "kernels")
     model = build(STACK, width=32)
     quantize_int8(model, least=0)
     assert paths(model)["decoder.feedforward"] == ("torch (int8 weights are not trained)", "kernels")

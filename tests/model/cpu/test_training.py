@@ -76,7 +76,7 @@ def test_the_mix_takes_our_kernel_where_it_can_and_torch_elsewhere(monkeypatch):
     suited = [torch.randn(2, 4, 9, 32) for _ in range(3)]
     mix(*suited, sight=Sight(Mask(causal=True)))
     assert len(calls) == 1
-    mix(*(part[..., :12] for part in suited), sight=Sight(Mask()))  # a width that is no multiple of 16
+    mix(*(part[..., :12] for part in suited), sight=Sight(Mask()))  # a width that is not a multiple of 16
     mix(*(part.double() for part in suited), sight=Sight(Mask()))
     mix(*suited, sight=Sight(Mask(), torch.arange(9)[None], torch.arange(9)[None], Alibi(4)))
     mix(suited[0], *(part[:, :2] for part in suited[1:]), sight=Sight(Mask()))  # grouped heads
@@ -97,7 +97,7 @@ def test_gradients_side_by_side_are_joined_without_a_copy(monkeypatch):
     monkeypatch.setattr(torch, "cat", lambda *given, **more: copies.append(1) or cat(*given, **more))
     found = gradient()
     assert not copies
-    monkeypatch.setattr(training, "_beside", lambda *parts: [torch.empty_like(part) for part in parts])
+    monkeypatch.setattr(training, "_adjacent", lambda *parts: [torch.empty_like(part) for part in parts])
     torch.testing.assert_close(gradient(), found)
     assert copies
 
@@ -378,7 +378,7 @@ def test_the_loss(rows, vocab, width, smoothing, bias, seed):
 @pytest.mark.usefixtures("always_in_chunks")
 def test_a_target_outside_the_vocabulary_is_told():
     states, weight = torch.randn(3, 8, requires_grad=True), torch.randn(5, 8)
-    with pytest.raises(IndexError, match="a target is not one of the 5 words"):
+    with pytest.raises(IndexError, match="a target is outside the vocabulary of 5 tokens"):
         vocabulary_cross_entropy(states, weight, None, torch.tensor([0, 5, 1]))
 
 

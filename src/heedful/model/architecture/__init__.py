@@ -1,6 +1,6 @@
-"""How parts make a model. One file per architecture; the file's name is the name in a recipe.
+"""Architectures: how parts are combined into a model. One file each; the file's name is the name in a recipe.
 
-What the rest of the toolkit asks of a model stands here, as contracts: a translator works with every
+The contracts here are what the rest of the toolkit expects of a model: a translator works with every
 `SequenceToSequence`, a generator with every `LanguageModel`, whichever file it comes from.
 """
 
@@ -16,9 +16,9 @@ from heedful.model.stack import Cache, Memory, StackConfig, StackShape
 
 
 class Model(nn.Module):
-    """Every architecture. `limit`: how many positions there are of what it writes, or else reads; None = no end.
-    `vocab`: how many words it scores; None where it writes no words. `heads_named`: its parts that may be new where
-    training starts from another model."""
+    """The base of all architectures. `limit`: the number of positions of its output, or of its input if it generates no
+    text; None = unlimited. `vocab`: the size of the output vocabulary; None if it generates no text. `heads_named`: the
+    parts that may be new when training starts from another model."""
 
     config: "ArchitectureConfig"
     limit: int | None = None
@@ -30,8 +30,8 @@ class Model(nn.Module):
         return next(self.parameters()).device
 
     def plan(self) -> Plan | Reason:
-        """What our CPU kernels need to run this, or why they cannot: a kernel is asked for by defining this method. It
-        is not inherited by a class that changes what is computed (see `cpu/door.py`)."""
+        """What our CPU kernels need to run this, or the reason why they cannot. Define this method to use a kernel. A
+        class that changes what is computed does not inherit it (see `cpu/door.py`)."""
         return Reason("no kernel yet")
 
 
@@ -84,7 +84,7 @@ class LanguageModel(Model):
 
 
 class SequenceToSequence(Model):
-    """p(target | source), word by word. `source_limit`: how many positions a source may have; None = no end."""
+    """p(target | source), token by token. `source_limit`: the number of source positions; None = unlimited."""
 
     vocab: int
     source_limit: int | None = None
@@ -97,9 +97,9 @@ class SequenceToSequence(Model):
         source_valid: Tensor | None = None,
         target_valid: Tensor | None = None,
     ) -> Tensor:
-        """A source and token ids (batch target) -> logits (batch target vocab) for the word after each target token.
+        """A source and token ids (batch target) -> logits (batch target vocab) for the token after each target token.
 
-        Padding that stands after the last real target token needs no `target_valid`: the causal mask hides it.
+        Padding after the last real target token needs no `target_valid`: the causal mask hides it.
         """
         memory = self.encode(source, valid=source_valid)
         return self.logits(self.decode(target, memory, valid=target_valid))
@@ -111,8 +111,8 @@ class SequenceToSequence(Model):
     def decode(
         self, target: Tensor, memory: Memory, *, valid: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """-> states, rows target width. With a cache, `target` holds the new tokens only. There may be several rows
-        (beams) to a sentence of the memory, side by side."""
+        """-> states, rows target width. With a cache, `target` holds the new tokens only. There may be several
+        adjacent rows (beams) per sentence of the memory."""
         raise NotImplementedError
 
     def logits(self, states: Tensor) -> Tensor:
@@ -132,15 +132,15 @@ class SequenceToSequence(Model):
 
 
 class Reader(Model):
-    """Reads, and says something about what it read: through heads, by name."""
+    """An encoder with named heads, which make predictions about the text."""
 
     def predict(self, head: str, states: Tensor) -> Tensor:
-        """What this head says of the states that `forward` gave."""
+        """The prediction of a head for the states returned by `forward`."""
         raise NotImplementedError
 
 
 class ArchitectureConfig(PartConfig):
-    """The contract. `gives`: which of the contracts above its model keeps; a task says which one it trains."""
+    """The contract. `gives`: which of the contracts above its model implements; a task declares which one it trains."""
 
     folder: ClassVar[str] = "model/architecture"
     gives: ClassVar[type[Model]] = Model
@@ -151,15 +151,15 @@ class ArchitectureConfig(PartConfig):
 
     @property
     def supports(self) -> frozenset[str]:
-        """The facts of `Mask` that a task may state."""
+        """The facts of `Mask` that a task may use."""
         return frozenset()
 
     def limits(self) -> dict[str, int]:
-        """The number of positions there are, of each stack that has an end: {"decoder": 512}."""
+        """The number of positions of each stack that has a limit: {"decoder": 512}."""
         return {}
 
     def parameters(self) -> dict[str, int]:
-        """By component, from closed formulas; unless a file has some, they are counted."""
+        """By component. Counted on the model, unless the architecture overrides this with closed formulas."""
         with torch.device("meta"):
             counts: dict[str, int] = {}
             for name, parameter in self.build().named_parameters():
@@ -167,16 +167,16 @@ class ArchitectureConfig(PartConfig):
             return counts
 
     def flops(self, length: int) -> dict[str, int]:
-        """Of one forward pass, for one token of each kind, each looking at `length` others; matrix products only."""
+        """Of one forward pass, for one token of each kind that attends to `length` others; matrix products only."""
         return {}
 
     def remembered(self) -> dict[str, int]:
-        """How many numbers are kept for each token of each kind while decoding."""
+        """How many numbers are cached per token of each kind while decoding."""
         return {}
 
 
 def checked(name: str, stack: StackConfig, shape: StackShape) -> None:
-    """Raise ValueError, with the stack's name in front, where it does not fit."""
+    """Raise ValueError, prefixed with the stack's name, if it does not fit."""
     try:
         stack.check(shape)
     except ValueError as error:

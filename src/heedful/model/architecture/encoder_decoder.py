@@ -18,8 +18,8 @@ from heedful.model.stack.transformer import TransformerConfig
 
 
 class EncoderDecoderConfig(ArchitectureConfig):
-    """`vocab` is the target's and, unless `source_vocab` is given, the source's too. `embedding` is how the source is
-    read; `target_embedding` the table of the target, where it is not the source's (None = like `embedding`).
+    """`vocab` is the target's and, unless `source_vocab` is given, the source's too. `embedding` is the input of the
+    encoder; `target_embedding` the target's embedding table, if it differs (None = like `embedding`).
 
     tie      the source table is   the target table is   the output matrix is
     all      shared                shared                shared                   (the paper)
@@ -47,7 +47,7 @@ class EncoderDecoderConfig(ArchitectureConfig):
             )
         if self.ties_inputs and not isinstance(self.embedding, TokensConfig):
             raise ValueError(
-                f"tie {self.tie!r} shares the table of the source, but {self.embedding.kind} has none; "
+                f"tie {self.tie!r} shares the source's embedding table, but {self.embedding.kind} has none; "
                 "choose tie 'output' or 'none'"
             )
         checked("encoder", self.encoder, self.encoder_shape)
@@ -63,7 +63,7 @@ class EncoderDecoderConfig(ArchitectureConfig):
 
     @property
     def table(self) -> TokensConfig:
-        """The target's."""
+        """The config of the target's embedding table."""
         if self.target_embedding is not None:
             return self.target_embedding
         return self.embedding if isinstance(self.embedding, TokensConfig) else TokensConfig()
@@ -115,7 +115,7 @@ class EncoderDecoderConfig(ArchitectureConfig):
 
 
 class EncoderDecoder(SequenceToSequence):
-    """Every weight is owned once: what is tied is looked up, not copied."""
+    """Every weight is owned once: tied weights are referenced, not copied."""
 
     config: EncoderDecoderConfig
 

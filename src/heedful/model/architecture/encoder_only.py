@@ -1,4 +1,4 @@
-"""The encoder-only model: reads a text, with heads that say something about it.      Devlin et al. 2019 (BERT)"""
+"""The encoder-only model: encodes a text, with heads that make predictions about it.      Devlin et al. 2019 (BERT)"""
 
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ from heedful.model.stack.transformer import TransformerConfig
 
 
 class EncoderOnlyConfig(ArchitectureConfig):
-    """`token_types` learned vectors tell the first text of a pair from the second (BERT); 0 = none."""
+    """`token_types`: the number of learned vectors that distinguish the texts of a pair (BERT); 0 = none."""
 
     gives: ClassVar[type[Model]] = Reader
     vocab: Size = 32000
@@ -32,11 +32,11 @@ class EncoderOnlyConfig(ArchitectureConfig):
         checked("encoder", self.encoder, self.shape)
         names = [head.kind for head in self.heads]
         if len(set(names)) < len(names):
-            raise ValueError(f"heads {names} name one twice; a model has each head once")
+            raise ValueError(f"heads {names} contain a duplicate; a model can have each head only once")
         if not isinstance(self.embedding, TokensConfig) and (self.token_types or "masked_lm" in names):
             raise ValueError(
-                f"token types and the masked_lm head need a table of tokens, but the input is {self.embedding.kind}; "
-                "leave them out"
+                f"token types and the masked_lm head need an embedding table, but the input is {self.embedding.kind}; "
+                "omit them"
             )
         return self
 
@@ -53,7 +53,7 @@ class EncoderOnlyConfig(ArchitectureConfig):
 
     @property
     def norm(self) -> NormConfig:
-        """That of the masked_lm head: as in the layers, where they have one."""
+        """The norm of the masked_lm head: as in the layers, if they have one."""
         found = getattr(self.encoder, "norm", None)
         return found if isinstance(found, NormConfig) else NormConfig()
 
@@ -78,7 +78,7 @@ class EncoderOnlyConfig(ArchitectureConfig):
 
 
 class EncoderOnly(Reader):
-    """A state for each token that has seen the whole text, and heads that read them."""
+    """A state for each token, computed from the whole text, and heads on top."""
 
     config: EncoderOnlyConfig
 
@@ -101,14 +101,14 @@ class EncoderOnly(Reader):
         global_tokens: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Token ids (batch query), or what else the input takes -> states (batch query width); `predict` reads them."""
+        """Token ids (batch query), or other input -> states (batch query width), for `predict`."""
         x, valid = self.embedding(source, valid=valid)
         if self.token_types is not None:
             x = x + self.token_types[torch.zeros_like(source) if token_types is None else token_types]
         return self.encoder(x, valid=valid, segments=segments, global_tokens=global_tokens, positions=positions)
 
     def predict(self, head: str, states: Tensor) -> Tensor:
-        """What this head says: logits, or the pooled vector."""
+        """The output of a head: logits, or the pooled vector."""
         if head not in self.heads:
             raise ValueError(f"this model has no head {head!r}; it has {', '.join(self.heads) or 'none'}")
         if head == "masked_lm":

@@ -1,8 +1,8 @@
-"""How to mix: one file per variant; the file's name is the name in a recipe.
+"""Attention variants (mixes): one file each; the file's name is the name in a recipe.
 
-A mix takes queries, keys and values that are already projected, split into heads and rotated, and gives what each query
-gathers. Projections, heads and output are written once, in `multihead.py`. What a variant's paper changes about the
-projections, its config says in `projections`.
+A mix takes queries, keys and values that are already projected, split into heads and rotated, and returns what each
+query gathers. Projections, heads and output are implemented once, in `multihead.py`. If a variant needs other
+projections, its config lists them in `projections`.
 """
 
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ FACTS = frozenset(
 )
 REMEDIES = {
     "causal": "use it in an encoder",
-    "window": "drop attention.window",
+    "window": "remove attention.window",
     "bias": "choose a position that does not bias the scores, such as sinusoidal, learned or rotary",
     "score": "choose a position that does not act on the scores, such as sinusoidal, learned or rotary",
-    "groups": "drop attention.kv_heads",
-    "cross": "give cross a mix of its own, such as softmax",
+    "groups": "remove attention.kv_heads",
+    "cross": "set another mix for cross, such as softmax",
 }
 
 
@@ -43,7 +43,7 @@ class HeadShape:
 
     heads: int
     kv_heads: int
-    head: int  # the width of one
+    head: int  # the width of one head
     causal: bool = False
     cross: bool = False
     length: int | None = None
@@ -69,31 +69,31 @@ class Mix(nn.Module):
         """query: batch heads query head; key, value: batch kv_heads key head -> batch heads query head
 
         Heads are grouped: each of the kv_heads serves heads / kv_heads neighbouring query heads. With a cache, key and
-        value are the new tokens' only. A query that may see nothing gathers zeros. `others`: the projections that the
-        config names beyond query, key and value.
+        value are those of the new tokens only. The result for a query that sees no key is zero. `others`: projections
+        that the config names besides query, key and value.
         """
         raise NotImplementedError
 
     def new_cache(self, length: int) -> LayerCache:
-        """An empty cache with room for this many tokens; the variant knows what it must remember."""
+        """An empty cache with room for this many tokens."""
         raise NotImplementedError
 
     def weights(self, query: Tensor, key: Tensor, *, sight: Sight, others: tuple[Tensor, ...] = ()) -> Tensor | None:
-        """How much each query looks at each key, for pictures: batch heads query key. None where there is no such
-        matrix: a picture never shows weights that were not used."""
+        """How much each query looks at each key, for plots: batch heads query key. None if there is no such
+        matrix: a plot never shows weights that were not used."""
         return None
 
     def plan(self) -> Plan | Reason:
-        """What our CPU kernels need to run this, or why they cannot: a kernel is asked for by defining this method. It
-        is not inherited by a class that changes what is computed (see `cpu/door.py`)."""
+        """What our CPU kernels need to run this, or the reason why they cannot. Define this method to use a kernel. A
+        class that changes what is computed does not inherit it (see `cpu/door.py`)."""
         return Reason("no kernel yet")
 
 
 class MixConfig(PartConfig):
     """The contract.
 
-    supports      the facts it can honour, of `FACTS`; a recipe that asks for another is refused when it is read
-    exact         whether it equals `reference` under the same facts. Otherwise its docstring says when it does, and its
+    supports      the features it supports, from `FACTS`; a recipe that needs another one is rejected when it is read
+    exact         whether it equals `reference` under the same facts. Otherwise its docstring says when it does, and a
                   test shows it
     long          whether it never holds a matrix of all queries and all keys, forward, backward or in its cache
     projections   what is projected from the input, in this order; `key` and `value` must be among them. Without `query`
@@ -112,24 +112,23 @@ class MixConfig(PartConfig):
         raise NotImplementedError
 
     def parameters(self, shape: HeadShape) -> int:
-        """Its own, beyond the projections."""
+        """Its own parameters, besides the projections."""
         return 0
 
     def check(self, shape: HeadShape) -> None:
-        """Raise ValueError where it does not fit this shape."""
+        """Raise ValueError if it does not fit this shape."""
 
     def flops(self, shape: HeadShape, length: int) -> int:
-        """Of one query that looks at `length` keys: scores and weighted sum."""
+        """For one query that attends to `length` keys: scores and weighted sum."""
         return 2 * 2 * length * shape.heads * shape.head
 
     def remembered(self, shape: HeadShape) -> int:
-        """How many numbers a decoder keeps for each token it has seen."""
+        """How many numbers a decoder caches per token."""
         return 2 * shape.kv_heads * shape.head
 
 
 def refuse_unsupported(config: MixConfig, asked: frozenset[str]) -> None:
     for fact in sorted(asked - config.supports):
         raise ValueError(
-            f"attention {config.kind} does not support {fact}; "
-            f"{REMEDIES.get(fact, 'leave it out')}, or choose mix softmax"
+            f"attention {config.kind} does not support {fact}; {REMEDIES.get(fact, 'omit it')}, or choose mix softmax"
         )

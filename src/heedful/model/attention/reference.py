@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, written as its formula. Slow and plain: what the others are measured against."""
+"""Scaled dot-product attention, written as its formula. Slow and plain: the reference for all other variants."""
 
 from typing import ClassVar
 
@@ -65,8 +65,8 @@ def softmax_in_sight(scores: Tensor, sight: Sight) -> Tensor:
     visible = sight.mask.dense(scores.shape[2], scores.shape[3], scores.device)
     if visible is None:
         return scores.softmax(-1)
-    # A row of -inf would give NaN, forward and backward, so what is hidden is cut twice: a lowest finite score
-    # before the softmax, zero after it.
+    # A row of -inf would give NaN, forward and backward, so hidden keys are masked twice: with the lowest
+    # finite score before the softmax, and with zero after it.
     scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
     return scores.softmax(-1).masked_fill(~visible, 0)
 

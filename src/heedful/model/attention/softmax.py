@@ -1,4 +1,4 @@
-"""Scaled dot-product attention by the fastest ways there are: multi-head, grouped-query, multi-query. The default."""
+"""Scaled dot-product attention by the fastest available kernel: multi-head, grouped-query, multi-query. The default."""
 
 from typing import ClassVar
 
@@ -14,9 +14,9 @@ from heedful.model.cpu.training import attend
 from heedful.model.mask import Mask
 from heedful.model.sight import Sight
 
-# On a CPU without our kernel: torch's fused kernel has a cost for each row and head that short texts cannot repay.
-# There, products of many small matrices are two to three times as fast (measured from 10 to 100 tokens, 32 to 1,600
-# rows and heads).
+# On a CPU without our kernel: torch's fused kernel has an overhead per row and head that short texts do not
+# amortise. For these, batched products of small matrices are two to three times as fast (measured for 10 to 100 tokens
+# and 32 to 1,600 rows x heads).
 SHORT, MANY = 128, 16
 
 
@@ -28,7 +28,7 @@ class SoftmaxConfig(MixConfig):
 
 
 class Softmax(Mix):
-    """The same function as `reference`, without ever holding the whole matrix of weights where a kernel allows it."""
+    """The same function as `reference`, without storing the whole matrix of weights where a kernel allows it."""
 
     def __init__(self, scale: float, dropout: float) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Softmax(Mix):
         return KeyValueCache(length)
 
     def _bias(self, query: Tensor, key: Tensor, sight: Sight) -> Tensor | None:
-        """All that is added to the scaled scores, the mask included; None where the mask alone is."""
+        """Everything added to the scaled scores, including the mask; None if that is only the mask."""
         bias, term = sight.masked_bias(), sight.score(query, key)
         if term is None:
             return bias
@@ -97,7 +97,7 @@ def _is_short(query: Tensor, key: Tensor) -> bool:
 
 
 def _by_products(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float) -> Tensor | None:
-    """Of short texts, where every query sees something."""
+    """By batched matrix products, for short texts in which every query sees some key; None for others."""
     additive = mask.additive(query.shape[2], key.shape[2], query.device) if _is_short(query, key) else None
     if additive is None:
         return None

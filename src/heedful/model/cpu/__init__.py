@@ -1,5 +1,5 @@
-"""Our own kernels for the CPU (native/), their bindings, and the two places that use them: training and decoding.
+"""Our own CPU kernels (native/), their bindings, and the two users: training and decoding.
 
-The modules of `model/` say what is computed. What stands here computes the same faster where it can; `door.py` decides
-whether it can and gives the reason where it cannot.
+The modules of `model/` define what is computed. The code here computes the same, faster, where it can; `door.py`
+decides whether it can, and gives the reason if not.
 """

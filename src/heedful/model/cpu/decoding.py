@@ -1,8 +1,8 @@
-"""The encoder, and the decoder one token at a time, on a CPU: the same functions as their modules, by our own kernels.
+"""The encoder, and the decoder one token at a time, on a CPU: the same functions as the modules, by our own kernels.
 
-A step of a small model is over in less time than Python takes to walk through its modules. So all that layers hold is
-laid out once, and native/ runs it. Keys and values stay where they were written: a beam moves only the numbers that say
-where.
+A step of a small model takes less time than Python needs to walk through its modules. So the weights of all layers are
+packed once, and native/ runs them. Keys and values stay where they were written: reordering beams only moves indices
+that point to them.
 """
 
 import torch
@@ -14,13 +14,13 @@ from heedful.model.cpu.kernels import Panels, floats
 from heedful.model.cpu.layers import Layers, Texts
 from heedful.model.cpu.plan import EncoderDecoderPlan, LayerPlan, NormPlan, Reason, StackPlan, TablePlan
 
-LONG = 128  # source tokens from which on torch's products of whole sentences are faster than rows one by one
+LONG = 128  # from this many source tokens, torch's products of whole sentences are faster
 
 
 def lower(model: nn.Module) -> "Lowered | Reason":
-    """For a model that is not being trained: its weights are copied, and copied again when torch says that they have
-    changed, which a fused optimizer does not (the training loop makes up for it). Where a part has no kernel, or none
-    were compiled, the reason: then the modules decode."""
+    """For a model that is not being trained: its weights are copied, and copied again when torch reports that they
+    have changed, which a fused optimizer does not do (the training loop compensates). If a part has no kernel, or none
+    were compiled, returns the reason: then the modules decode."""
     plan = _plan(model)
     return plan if isinstance(plan, Reason) else Lowered(model, plan)
 
@@ -34,32 +34,32 @@ def _plan(model: nn.Module) -> EncoderDecoderPlan | Reason:
 
 
 class Lowered:
-    """A model, laid out for use. A text goes on with the weights it was begun with.
+    """A model packed for the kernels. A text keeps using the weights it was started with.
 
-    `encoder_reason`, `head_reason`: why these are left to their modules; None = they are not.
+    `encoder_reason`, `head_reason`: why these run as modules; None = they do not.
     """
 
     def __init__(self, model: nn.Module, plan: EncoderDecoderPlan) -> None:
         self.model = model
         self.owners = [(module._parameters, name) for module in model.modules() for name in module._parameters]
         self.version = self._version()
-        self._lay_out(plan)
+        self._pack(plan)
 
     def refresh(self) -> None:
-        """Lay out the weights if they have changed. Copies of this process then share them."""
+        """Pack the weights again if they have changed. Processes forked afterwards share them."""
         version = self._version()
         if version != self.version:
             plan = _plan(self.model)
             if not plan:
-                raise ValueError(f"the model was changed since it was lowered: {plan}; lower it again")
-            self._lay_out(plan)
+                raise ValueError(f"the model has changed since it was lowered: {plan}; lower it again")
+            self._pack(plan)
             self.version = version
 
     def _version(self) -> list[tuple[int, int]]:
         held = [parameter for owner, name in self.owners if (parameter := owner[name]) is not None]
         return [(one.data_ptr(), 0 if one.is_inference() else one._version) for one in held]
 
-    def _lay_out(self, plan: EncoderDecoderPlan) -> None:
+    def _pack(self, plan: EncoderDecoderPlan) -> None:
         self.plan = plan
         self.encoder_reason = plan.encoder if isinstance(plan.encoder, Reason) else None
         self.head_reason = plan.head if isinstance(plan.head, Reason) else None
@@ -73,7 +73,7 @@ class Lowered:
 
     @torch.no_grad()
     def begin(self, source: Tensor, valid: Tensor | None, length: int) -> "KernelSteps":
-        """Read these sentences (sentences source), then start to write, with room for so many tokens."""
+        """Encode these sentences (sentences source) and start decoding, with room for `length` tokens."""
         self.refresh()
         if self.encoder is None or source.shape[1] > LONG:
             states, valid = self.plan.read(source, valid)
@@ -84,14 +84,14 @@ class Lowered:
 
 
 def _additive(sentences: int, source: int, valid: Tensor | None) -> Tensor:
-    """What is added to the scores: sentences source, with -inf up to a multiple of eight."""
+    """What is added to the scores: sentences source, padded with -inf to a multiple of eight."""
     additive = floats(sentences, source + -source % 8).fill_(-torch.inf)
     additive[:, :source] = 0.0 if valid is None else floats(*valid.shape).zero_().masked_fill_(~valid, -torch.inf)
     return additive
 
 
 class Stack:
-    """An encoder or a decoder, laid out. What it points to is held here, and never changed."""
+    """A packed encoder or decoder. It keeps alive everything it points to, and never changes it."""
 
     def __init__(self, plan: StackPlan, table: TablePlan) -> None:
         self.plan, self.width, self.factor, self.table = plan, plan.width, table.factor, table.rows
@@ -104,7 +104,7 @@ class Stack:
         self.known_positions = floats(0, self.width)
 
     def positions(self, count: int) -> Tensor:
-        """What is added to a token at each position: for so many tokens, or as many as the model has learned."""
+        """What is added at each position: for `count` positions, or as many as the model has."""
         position, known = self.plan.position, self.known_positions
         count = count if position.limit is None else min(count, position.limit)
         if count > len(known):
@@ -113,7 +113,7 @@ class Stack:
         return known[:count]
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """The vectors of tokens at these positions, which repeat: rows width."""
+        """The vectors of tokens at these positions, which repeat for each sentence: rows width."""
         return _normed(kernels.embed(tokens, self.table, self.factor, positions), self.plan.embedding_norm)
 
     def encode(self, source: Tensor, additive: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class Stack:
 
 
 def _style(plan: StackPlan) -> dict[str, float]:
-    """`Style` of native/fields.h: the first layer's, since all are alike."""
+    """`Style` of native/fields.h, from the first layer, since all are alike."""
     first = plan.layers[0]
     attention, cross, norm = first.attention, first.cross or first.attention, first.attention_residual.norm
     return {
@@ -151,7 +151,7 @@ def _style(plan: StackPlan) -> dict[str, float]:
 
 
 def _maps(layer: LayerPlan) -> dict[str, Panels]:
-    """By their names in `Layer` of native/fields.h."""
+    """Linear maps by their names in `Layer` of native/fields.h."""
     attention, cross, feedforward = layer.attention, layer.cross, layer.feedforward
     found = {"query_key_value": attention.project, "output": attention.output}
     found |= {} if cross is None else {"cross_query": cross.project, "cross_output": cross.output}
@@ -176,7 +176,7 @@ def _normed(x: Tensor, norm: NormPlan | None) -> Tensor:
 
 
 class KernelSteps:
-    """A text, or several, being written: what `Cache` and `Memory` are to the modules."""
+    """The decoding state of one or more texts: what `Cache` and `Memory` are for the modules."""
 
     def __init__(self, model: Lowered, states: Tensor, additive: Tensor, length: int) -> None:
         self.plan, self.stack, self.last, self.additive = model.plan, model.decoder, model.last, additive
@@ -185,7 +185,7 @@ class KernelSteps:
         sources = [panels(states) for panels in self.stack.read]  # of each layer
         self.sources = [kernels.lay_out_source(one, len(additive), heads, width // heads) for one in sources]
         self.store = floats(0)  # keys and values: layers room slots 2 width
-        self.origin = torch.empty(0, self.room, dtype=torch.int32)  # rows room: the slot of what a row wrote
+        self.origin = torch.empty(0, self.room, dtype=torch.int32)  # rows room: the slot of each token of a row
         self.positions = self.stack.positions(self.room)
         self.scores = floats(0, 0)  # rows vocab
 
@@ -205,7 +205,7 @@ class KernelSteps:
         return stack.step(self.texts, x, self.additive, self.origin, self.length)
 
     def logits(self, states: Tensor) -> Tensor:
-        """A score for each word; the next call writes over them."""
+        """A score for each token of the vocabulary; overwritten by the next call."""
         if self.last is None:
             return self.plan.logits(states)
         if len(self.scores) != len(states):
@@ -214,7 +214,7 @@ class KernelSteps:
         return self.scores
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
-        """Keep these rows, in this order; of these sentences."""
+        """Keep these rows, and these sentences, in this order."""
         if sentences is not None:
             self.sources = [source.select(sentences) for source in self.sources]
             self.additive = self.additive.index_select(0, sentences)
@@ -224,7 +224,7 @@ class KernelSteps:
                 self.texts = Texts(self.stack.layers, self.store, self.sources)
 
     def _make_room(self, rows: int) -> None:
-        """For one more token, and for as many slots as there are rows."""
+        """Make room for one more token, and for as many slots as there are rows."""
         slots = self.store.shape[2] if self.length else 0
         if self.length < self.room and rows <= slots:
             return

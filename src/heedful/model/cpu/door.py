@@ -1,8 +1,8 @@
-"""The one door to our kernels: whether they can do something, or the reason why not.
+"""The only entry to our kernels: decides whether they can run something, or gives the reason why not.
 
-For decoding, `plan_of` turns a part into its plan. For training, the functions below it give the reason why a kernel
-does not take what it is given; None = it does. What depends on the model alone stands in functions of their own, so
-that `heedful doctor` can ask them too.
+For decoding, `plan_of` turns a part into its plan. For training, the functions below it return the reason why a kernel
+cannot take its input; None = it can. Checks that depend only on the model are separate functions, so that
+`heedful doctor` can use them too.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,18 +15,18 @@ from heedful.model.cpu import kernels
 from heedful.model.cpu.plan import IdentityPlan, LinearPlan, NormPlan, Plan, Reason
 from heedful.model.mask import Mask
 
-KINDS = ["relu", "gelu", "gelu_tanh", "silu"]  # the functions of a feed-forward, as native/rows.h numbers them
-WIDE = 16  # the widths of a head, of a linear map, of a norm are multiples of it
-FEW = 32  # rows from which on it is worth it to lay out weights for a single product
-LARGE = 1 << 18  # numbers from which on a norm by itself is as fast by our kernels as by torch's, and keeps less
-MOST_KEYS = 1024  # our attention is the fastest up to so many: 1.1 times torch's there, 3 times at 12 of them
-LEAST_SCORES = 100_000  # scores of words from which on a loss in chunks is worth it
+KINDS = ["relu", "gelu", "gelu_tanh", "silu"]  # activations, as numbered in native/rows.h
+WIDE = 16  # the widths of heads, linear maps and norms must be multiples of it
+FEW = 32  # minimum number of rows for which packing weights pays off for a single product
+LARGE = 1 << 18  # minimum size for which our norm is as fast as torch's, while keeping less for the backward pass
+MOST_KEYS = 1024  # our attention is faster than torch's up to this many: 1.1 times here, 3 times at 12 keys
+LEAST_SCORES = 100_000  # minimum number of logits for which a loss in chunks pays off
 
 P = TypeVar("P", bound=Plan)
 
 
 def plan_of(module: nn.Module, place: str = "") -> Plan | Reason:
-    """A part's plan, if it says all there is to compute. `place`: put in front of a reason."""
+    """A part's plan, if it covers everything that is computed. `place`: a prefix for the reason."""
     plan = _plan(module)
     if not isinstance(plan, Reason):
         reason = _unaccounted(module, plan)
@@ -37,7 +37,7 @@ def plan_of(module: nn.Module, place: str = "") -> Plan | Reason:
 
 
 def child_plan(module: nn.Module, name: str, kind: type[P]) -> P | Reason:
-    """The plan of a part's part, which must be of this kind."""
+    """The plan of a child module, which must be of this kind."""
     child = getattr(module, name)
     plan = plan_of(child, name)
     if isinstance(plan, Reason | kind):
@@ -47,10 +47,10 @@ def child_plan(module: nn.Module, name: str, kind: type[P]) -> P | Reason:
 
 def _plan(module: nn.Module) -> Plan | Reason:
     if has_hooks(module):
-        return Reason("it has hooks, which only the modules call")
+        return Reason("it has hooks, which only modules call")
     if type(module) in TORCH:
         return TORCH[type(module)](module)
-    # A class that changes `forward` must not inherit a plan that was made for another.
+    # A class that overrides `forward` must not inherit the plan of its base class.
     if "plan" not in vars(type(module)) or "forward" in vars(module):
         return Reason(f"{_kind_of(module)}: no kernel yet")
     found: Plan | Reason = module.plan()  # type: ignore[operator]
@@ -58,7 +58,7 @@ def _plan(module: nn.Module) -> Plan | Reason:
 
 
 def _kind_of(module: nn.Module) -> str:
-    """The name in a recipe, where there is one: that of the file."""
+    """The name in a recipe (that of the file), or the class name of a part without one."""
     kind = type(module)
     own = kind.__module__.startswith("heedful.model.") and kind.__module__.count(".") > 2
     return kind.__module__.rpartition(".")[2] if own else kind.__name__
@@ -69,7 +69,7 @@ def _unaccounted(module: nn.Module, plan: Plan) -> Reason | None:
     known = {id(tensor) for tensor in plan.tensors()}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if id(tensor) not in known:
-            return Reason("the kernels know nothing of it", name)
+            return Reason("unknown to the kernels", name)
     for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
         if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or not tensor.is_contiguous():
             kind = f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}"
@@ -78,7 +78,7 @@ def _unaccounted(module: nn.Module, plan: Plan) -> Reason | None:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """For which it must be called as it is."""
+    """Whether it has hooks, so that it must be called as a module."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
@@ -96,7 +96,7 @@ def _norm_plan(norm: nn.LayerNorm | nn.RMSNorm) -> NormPlan | Reason:
     return NormPlan(weight, bias, eps, isinstance(norm, nn.RMSNorm))
 
 
-# The plans of what is torch's.
+# Plans for torch's own modules.
 TORCH: dict[type[nn.Module], Callable[[Any], Plan | Reason]] = {
     nn.Linear: _linear_plan,
     nn.LayerNorm: _norm_plan,
@@ -106,10 +106,10 @@ TORCH: dict[type[nn.Module], Callable[[Any], Plan | Reason]] = {
 
 
 COMPILING = Reason("a graph is being traced")
-NOT_TRAINED = Reason("nothing is trained")
+NOT_TRAINED = Reason("no gradients needed")
 AUTOCAST = Reason("autocast: no kernel yet")
-EMPTY = Reason("there is nothing to compute")
-STRIDED = Reason("the numbers do not lie side by side")
+EMPTY = Reason("nothing to compute")
+STRIDED = Reason("not contiguous")
 MISFIT = Reason("the shapes do not fit the kernel")
 MANY_KEYS = Reason(f"more than {MOST_KEYS} keys: torch is faster")
 BLOCKS = Reason("blocks of keys: no kernel yet")
@@ -121,7 +121,7 @@ def no_kernels() -> Reason | None:
 
 
 def tensors(given: Iterable[Tensor]) -> Reason | None:
-    """Of what any kernel takes: float32 on a CPU, side by side along the last axis."""
+    """For any kernel: float32 on a CPU, contiguous along the last axis."""
     if kernels.NATIVE is None:
         return no_kernels()
     if torch.compiler.is_compiling():
@@ -137,7 +137,7 @@ def tensors(given: Iterable[Tensor]) -> Reason | None:
 
 
 def whole_tensors(given: Iterable[Tensor]) -> Reason | None:
-    """The same for kernels that take a tensor as one row of numbers."""
+    """The same for kernels that need wholly contiguous tensors."""
     if torch.compiler.is_compiling():
         return COMPILING
     given = list(given)
@@ -150,14 +150,14 @@ def whole_tensors(given: Iterable[Tensor]) -> Reason | None:
 
 
 def not_training() -> Reason | None:
-    """What is asked first, since it costs least, and since a graph that is traced would take sizes for facts."""
+    """Checked first: it is the cheapest, and a traced graph would treat sizes as constants."""
     if torch.compiler.is_compiling():
         return COMPILING
     return None if torch.is_grad_enabled() else NOT_TRAINED
 
 
 def trained(x: Tensor, weights: Sequence[Tensor], others: Iterable[Tensor | None] = ()) -> Reason | None:
-    """Of x and weights that are trained now. Weights are multiples of 16 along each axis."""
+    """For x and weights that need gradients. The sizes of the weights must be multiples of 16."""
     reason = not_training()
     if reason is not None:
         return reason
@@ -174,26 +174,26 @@ def trained(x: Tensor, weights: Sequence[Tensor], others: Iterable[Tensor | None
 
 
 def sizes(*given: int) -> Reason | None:
-    """Of a linear map or a norm."""
+    """For a linear map or a norm."""
     wrong = next((size for size in given if size % WIDE), None)
-    return None if wrong is None else Reason(f"width {wrong} is no multiple of {WIDE}")
+    return None if wrong is None else Reason(f"width {wrong} is not a multiple of {WIDE}")
 
 
 def attention(*, heads: int, kv_heads: int, head: int, dropout: float, biased: bool) -> Reason | None:
-    """Of softmax attention. `biased`: something is added to its scores, the mask aside."""
+    """For softmax attention. `biased`: something besides the mask is added to its scores."""
     if dropout:
         return Reason("dropout inside attention: no kernel yet")
     if biased:
         return Reason("terms added to the scores: no kernel yet")
     if kv_heads != heads:
         return Reason("grouped heads: no kernel yet")
-    return Reason(f"head {head} is no multiple of {WIDE}") if head % WIDE else None
+    return Reason(f"head {head} is not a multiple of {WIDE}") if head % WIDE else None
 
 
 def attention_now(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask, *, dropout: float, biased: bool
 ) -> Reason | None:
-    """The same of tensors; for shapes see `Mix`."""
+    """The same for given tensors; for shapes see `Mix`."""
     if torch.compiler.is_compiling():
         return COMPILING
     (batch, heads, _, head), (kv_heads, keys) = query.shape, key.shape[1:3]
@@ -212,21 +212,21 @@ def attention_now(
 def network(
     first: nn.Module, second: nn.Module, *, kind: str | None, gated: bool, kernel: int, dropout: float
 ) -> tuple[LinearPlan, LinearPlan] | Reason:
-    """Of a feed-forward as one kernel: its linear maps."""
+    """For a feed-forward network as one kernel: its linear maps."""
     if gated:
-        return Reason("gated: its linear maps one by one")
+        return Reason("gated: linear maps separately")
     if kernel != 1:
-        return Reason("a convolution: its linear maps one by one")
+        return Reason("a convolution: linear maps separately")
     if dropout:
-        return Reason("dropout inside: its linear maps one by one")
+        return Reason("dropout inside: linear maps separately")
     if kind is None:
-        return Reason("an unknown function: its linear maps one by one")
+        return Reason("unknown activation: linear maps separately")
     plans = plan_of(first, "input"), plan_of(second, "output")
     for plan in plans:
         if isinstance(plan, Reason):
             return plan
         if not isinstance(plan, LinearPlan) or plan.weight is None:
-            return Reason("no linear map in float32")
+            return Reason("not a float32 linear map")
     one, other = plans
     assert isinstance(one, LinearPlan) and isinstance(other, LinearPlan)
     if (one.inputs, one.outputs) != (other.outputs, other.inputs):
@@ -236,20 +236,20 @@ def network(
 
 
 def norm(module: nn.Module) -> NormPlan | Reason:
-    """Of a norm, with what is added before it: what it is computed with."""
+    """For a norm, with or without the residual addition before it: its plan."""
     plan = plan_of(module)
     if not isinstance(plan, NormPlan):
-        return plan if isinstance(plan, Reason) else Reason("no norm")
+        return plan if isinstance(plan, Reason) else Reason("not a norm")
     return plan if (reason := sizes(len(plan.weight))) is None else reason
 
 
 def loss(width: int) -> Reason | None:
-    """Of the scores of words and their gradients."""
+    """For the logits and their gradients."""
     return sizes(width)
 
 
 def chunked_loss(states: Tensor, weight: Tensor) -> Reason | None:
-    """Of computing a loss a few rows at a time, forwards and backwards at once; by torch's products too."""
+    """For computing a loss a few rows at a time, forward and backward together; also with torch's products."""
     if states.device.type != "cpu":
         return Reason(f"on {states.device.type}")
     reason = not_training()

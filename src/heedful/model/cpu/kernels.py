@@ -1,8 +1,8 @@
-"""Our own kernels for the CPU (native/), on tensors. They are compiled when heedful is installed.
+"""Python bindings of our CPU kernels (native/), on tensors. The kernels are compiled when heedful is installed.
 
-Where that was not possible, or the processor lacks what they need, `NATIVE` is None and torch does everything;
-HEEDFUL_KERNELS=off in the environment asks for that, avx2 for those without AVX-512. C does not check what it is given:
-the functions here do.
+If that was not possible, or the processor lacks an instruction set they need, `NATIVE` is None and torch does
+everything. The environment variable HEEDFUL_KERNELS=off requests that; avx2 selects the kernels without AVX-512. C does
+not check its arguments: the functions here do.
 """
 
 import importlib
@@ -16,15 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-VERSION = 5  # native/native.c's: raised there and here when what they hand each other changes
-PANEL = 16  # outputs side by side, as in native/product.h
+VERSION = 5  # as in native/native.c: raise both when the interface changes
+PANEL = 16  # outputs per panel, as in native/product.h
 
 
 def _compiled() -> tuple[Any, str]:
-    """The kernels for this processor, or None and why there are none."""
+    """The kernels for this processor, or None and the reason."""
     asked = os.environ.get("HEEDFUL_KERNELS", "")
     if asked not in ("", "off", "avx2"):
-        raise ValueError(f"HEEDFUL_KERNELS is {asked!r}; choose off or avx2, or leave it out")
+        raise ValueError(f"HEEDFUL_KERNELS is {asked!r}; choose off or avx2, or unset it")
     if asked == "off":
         return None, "HEEDFUL_KERNELS is off"
     why = ""
@@ -36,7 +36,7 @@ def _compiled() -> tuple[Any, str]:
             continue
         if found.VERSION == VERSION:
             return found, ""
-        why = "compiled from another version; install heedful again"
+        why = "compiled from another version; reinstall heedful"
     return None, why
 
 
@@ -44,7 +44,7 @@ NATIVE, MISSING = _compiled()
 
 
 def suits(*tensors: Tensor) -> bool:
-    """Whether the kernels can work on these."""
+    """Whether the kernels can process these tensors."""
     return NATIVE is not None and all(
         tensor.device.type == "cpu"
         and tensor.dtype == torch.float32
@@ -55,12 +55,12 @@ def suits(*tensors: Tensor) -> bool:
 
 
 def floats(*shape: int) -> Tensor:
-    """Room for numbers, as the kernels know them whatever torch's defaults are."""
+    """An uninitialised float32 tensor on the CPU, whatever torch's defaults are."""
     return torch.empty(*shape, dtype=torch.float32, device="cpu")
 
 
 class Panels:
-    """W x + b with W laid out as the kernels read it: panels of 16 outputs, in float32 or int8 with a scale each.
+    """W x + b with W packed as the kernels read it: panels of 16 outputs, in float32, or in int8 with a scale per row.
 
     w_ij = scale_i * q_ij,     scale_i = max_j |w_ij| / 127
     """
@@ -79,7 +79,7 @@ class Panels:
             rows = F.pad(weight, (0, 0, 0, missing))
             self.values = rows.reshape(-1, PANEL, self.depth).transpose(1, 2).contiguous()
         self.bias = self._padded(bias)
-        self._rows: Tensor | None = None  # without kernels: W as torch wants it
+        self._rows: Tensor | None = None  # without kernels: W in torch's layout
 
     def with_bias(self, bias: Tensor) -> "Panels":
         """The same weights with a bias."""
@@ -88,18 +88,18 @@ class Panels:
         return other
 
     def _padded(self, bias: Tensor | None) -> Tensor | None:
-        if bias is None or not bool(bias.any()):  # one of zeros is none
+        if bias is None or not bool(bias.any()):  # a bias of zeros is none
             return None
         return F.pad(bias.detach().float(), (0, -self.columns % PANEL)).contiguous()
 
     @property
     def fields(self) -> dict[str, int]:
-        """`Map` of native/fields.h; as long as these panels are there."""
+        """`Map` of native/fields.h; valid as long as these panels exist."""
         addresses = {name: address(getattr(self, name)) for name in ("scales", "bias")}
         return {"weight": address(self.values), **addresses, "depth": self.depth, "columns": self.columns}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: anything depth -> anything columns. Gradients reach x; the weights have none."""
+        """x: anything depth -> anything columns. Gradients flow to x, not to the weights."""
         if x.requires_grad and torch.is_grad_enabled():
             found: Tensor = _Product.apply(x, self)
             return found
@@ -118,7 +118,9 @@ class Panels:
         """W x + b, or y + W x + b, written to y."""
         assert NATIVE is not None
         if x.shape[-1] != self.depth or y.shape != (*x.shape[:-1], self.columns) or not suits(x, y):
-            raise ValueError(f"{list(x.shape)} to {list(y.shape)} with weights of {self.columns} x {self.depth}")
+            raise ValueError(
+                f"{list(x.shape)} to {list(y.shape)} does not fit weights of {self.columns} x {self.depth}"
+            )
         rows = x.numel() // self.depth
         rounded = None if self.scales is None else floats(rows * (2 + self.depth // 2))
         weights = (self.values.data_ptr(), address(self.scales), address(self.bias), self.depth, self.columns)
@@ -133,7 +135,7 @@ class Panels:
         return found if self.scales is None else found * self.scales[numbers, None]
 
     def unfolded(self, device: torch.device) -> Tensor:
-        """W as torch wants it: columns depth."""
+        """W in torch's layout: columns depth."""
         if self._rows is not None and self._rows.device == device:
             return self._rows
         return self.rows(torch.arange(self.columns)).to(device)
@@ -145,7 +147,7 @@ class Panels:
 
 
 class _Product(torch.autograd.Function):
-    """y = W x + b, where only x learns: dx = dy W."""
+    """y = W x + b, with gradients for x only: dx = dy W."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, panels: Panels) -> Tensor:
@@ -158,13 +160,13 @@ class _Product(torch.autograd.Function):
 
 
 def fixed_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """W x + b with weights that do not change any more: laid out once, where the kernels can work on them."""
+    """W x + b with constant weights: packed once, if the kernels can process them."""
     return Panels(weight, bias) if suits(weight) else lambda x: F.linear(x, weight, bias)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Keys and values of what is looked at, as the kernels read them; with zeros up to a multiple of eight."""
+    """Keys and values of a source, as the kernels read them; padded with zeros to a multiple of eight."""
 
     keys: Tensor  # sentences heads head source
     values: Tensor  # sentences heads source head
@@ -178,7 +180,7 @@ def lay_out_source(keys_values: Tensor, sentences: int, heads: int, head: int) -
     assert NATIVE is not None
     rows, width = keys_values.shape
     if width != 2 * heads * head or sentences < 1 or rows % sentences or not suits(keys_values):
-        raise ValueError(f"{rows} x {width} are no keys and values of {heads} heads of {head} in {sentences} sentences")
+        raise ValueError(f"{rows} x {width} does not fit {heads} heads of {head} in {sentences} sentences")
     source = rows // sentences
     room = source + -source % 8
     made = Source(floats(sentences, heads, head, room), floats(sentences, heads, room, head))
@@ -188,7 +190,7 @@ def lay_out_source(keys_values: Tensor, sentences: int, heads: int, head: int) -
 
 
 def embed(tokens: Tensor, table: Tensor | Panels, factor: float, positions: Tensor) -> Tensor:
-    """The vectors of tokens times the factor, plus those of their positions, which repeat: rows width."""
+    """The vectors of tokens times the factor, plus those of their positions, repeated for each sentence: rows width."""
     assert NATIVE is not None
     tokens = tokens.long().contiguous()
     if isinstance(table, Panels):
@@ -219,7 +221,7 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, rms: bool, eps: floa
 
 
 def attention_room(keys: int, head: int) -> int:
-    """The scratch of an attention to so many keys, for all threads."""
+    """The scratch space for attention over this many keys, for all threads."""
     assert NATIVE is not None
     return torch.get_num_threads() * int(NATIVE.attention_room(keys, head))
 
@@ -230,12 +232,12 @@ def is_plain(x: Tensor) -> bool:
 
 
 def address(tensor: Tensor | None) -> int:
-    """As C has it; 0 for none."""
+    """Its address for C; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 def log_softmax(x: Tensor) -> Tensor:
-    """Of each row; where the kernels suit, in place."""
+    """Of each row; in place if the kernels can process it."""
     if not suits(x) or not x.numel():
         return x.float().log_softmax(-1)
     assert NATIVE is not None
@@ -244,12 +246,12 @@ def log_softmax(x: Tensor) -> Tensor:
 
 
 def largest(x: Tensor, count: int, offsets: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`topk` of each row: values and where they are. x: rows numbers. `offsets` (rows beams) are added to equal parts
+    """`topk` of each row: values and indices. x: rows numbers. `offsets` (rows beams) are added to equal parts
     of the rows."""
     rows, size = x.shape
     beams = 1 if offsets is None else offsets.shape[1]
     if not 0 < count <= size:
-        raise ValueError(f"the {count} largest of {size} numbers are asked for; choose from 1 to {size}")
+        raise ValueError(f"cannot find the {count} largest of {size} numbers; choose a count from 1 to {size}")
     if offsets is not None and (offsets.shape[0] != rows or not beams or size % beams):
         raise ValueError(f"offsets of {list(offsets.shape)} do not fit {rows} rows of {size} numbers")
     if not suits(x):

@@ -1,6 +1,6 @@
 """Whole stacks for our kernels: what native/layers.h runs, packed by name into the structs of native/fields.h.
 
-What stays the same is checked once, when `Layers` and `Texts` are made; what changes, at each call.
+Constant inputs are checked once, when `Layers` and `Texts` are created; the others at each call.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,12 +24,12 @@ def _structs() -> dict[str, np.dtype]:
 
 
 STRUCTS = _structs()
-OF_TEXTS = {"store", "keys", "values"}  # the fields of a layer that belong to what is being written
-CROSS = {"cross_query", "cross_output", "cross_norm"}  # what an encoder's has not
+OF_TEXTS = {"store", "keys", "values"}  # the fields of a layer that depend on the texts being decoded
+CROSS = {"cross_query", "cross_output", "cross_norm"}  # what the layers of an encoder lack
 
 
 class Layers:
-    """A stack, as native/ runs it: its `Style`, a `Layer` each, and all that these point to.
+    """A stack, as native/ runs it: its `Style`, one `Layer` per layer, and everything they point to.
 
     maps    for each layer, its linear maps by their name in `Layer`; a stack without `cross_query` only encodes
     norms   for each layer, weight and bias of its norms by their name in `Layer`
@@ -43,14 +43,14 @@ class Layers:
     ) -> None:
         self.width, self.heads, self.cross_heads = int(style["width"]), int(style["heads"]), int(style["cross_heads"])
         self.hidden, self.gated = maps[0]["outer"].depth, bool(style["gated"])
-        self.held = (maps, norms)  # what the structs point to
+        self.held = (maps, norms)  # keeps alive what the structs point to
         for name in ("heads", "cross_heads"):
             count = int(style[name])
             if count < 1 or self.width % count or self.width // count % 8:
                 raise ValueError(f"{count} {name} do not split a width of {self.width} into multiples of 8")
         missing = set(STRUCTS["Style"].names or ()) - {*style, "layers", "threads"}
         if missing:
-            raise ValueError(f"a style lacks {', '.join(sorted(missing))}")
+            raise ValueError(f"the style lacks {', '.join(sorted(missing))}")
         self.style = np.zeros((), STRUCTS["Style"])
         for name, value in {**style, "layers": len(maps)}.items():
             self.style[name] = value
@@ -64,14 +64,14 @@ class Layers:
                 self.table[name]["weight"][index], self.table[name]["bias"][index] = address(weight), address(bias)
         self.style_at, self.table_at = self.style.ctypes.data, self.table.ctypes.data
         inner = self.hidden * (1 + self.gated)
-        self.row = 5 * self.width + inner + max(self.width, self.hidden) // 2 + 2  # the scratch that a row takes
+        self.row = 5 * self.width + inner + max(self.width, self.hidden) // 2 + 2  # the scratch space of one row
 
     def _check(self, maps: Mapping[str, Panels], norms: Mapping[str, tuple[Tensor, Tensor | None]]) -> None:
         width, hidden = self.width, self.hidden
         given = {*maps, *norms, *OF_TEXTS}
         missing = set(STRUCTS["Layer"].names or ()) - given
         if missing not in (set(), CROSS):
-            raise ValueError(f"a layer lacks {', '.join(sorted(missing))}")
+            raise ValueError(f"the layer lacks {', '.join(sorted(missing))}")
         shapes = {
             "query_key_value": (3 * width, width),
             "output": (width, width),
@@ -93,22 +93,24 @@ class Layers:
         return floats(rows * self.row + more)
 
     def encode(self, x: Tensor, additive: Tensor) -> None:
-        """An encoder, in place. x: (sentences source) width; additive: sentences source, added to the scores, with -inf
-        up to a multiple of eight."""
+        """Run an encoder in place. x: (sentences source) width; additive: sentences source, added to the scores, padded
+        with -inf to a multiple of eight."""
         assert kernels.NATIVE is not None
         (rows, width), (sentences, room) = x.shape, additive.shape
         source = rows // max(1, sentences)
         fit = width == self.width and source * sentences == rows > 0 and room == source + -source % 8
         if not fit or not is_plain(x) or not is_plain(additive):
-            raise ValueError(f"{list(x.shape)} with a mask of {list(additive.shape)} in layers of width {self.width}")
+            raise ValueError(
+                f"{list(x.shape)} with a mask of {list(additive.shape)} does not fit layers of width {self.width}"
+            )
         more = max(2 * additive.numel() * width, attention_room(source, width // self.heads))
         scratch = self._scratch(rows, more)
         at = (self.table_at, x.data_ptr(), scratch.data_ptr(), additive.data_ptr())
         kernels.NATIVE.encode(self.style_at, torch.get_num_threads(), *at, sentences, source)
 
     def step(self, texts: "Texts", x: Tensor, additive: Tensor, origin: Tensor, length: int) -> None:
-        """A step of a decoder, in place. x: rows width; additive: as above; origin: rows room, the slot in which a
-        row's token of each time stands; `length` counts the newest."""
+        """Run one decoder step in place. x: rows width; additive: as above; origin: rows room, the slot that holds the
+        keys and values of a row at each time step; `length` includes the new token."""
         assert kernels.NATIVE is not None
         rows, sentences, source = len(x), texts.sentences, texts.source
         if (
@@ -132,8 +134,8 @@ class Layers:
 
 
 class Texts:
-    """The texts that layers are writing: a store of their keys and values (layers room slots 2 width), and a source for
-    each layer."""
+    """The texts being decoded: a store of their keys and values (layers room slots 2 width), and a source for each
+    layer."""
 
     def __init__(self, layers: Layers, store: Tensor, sources: Sequence[Source]) -> None:
         count, self.room, self.slots = store.shape[:3]

@@ -1,4 +1,4 @@
-"""The scores of words, their loss and its gradients, for `objectives.py`; by torch where our kernels cannot."""
+"""Logits, their loss and its gradients, for `objectives.py`; computed by torch where our kernels cannot."""
 
 from collections.abc import Callable
 
@@ -15,8 +15,8 @@ Product = Callable[[Tensor, Tensor], None]
 def vocabulary_products(
     states: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Product, Product, Callable[..., None]]:
-    """y = W x + b and y = W' x, written to their first argument, and dW = y' x, or dW + y' x. Ours lay W out once for
-    all rows."""
+    """y = W x + b and y = W' x, written to their first argument, and dW = y' x, or dW + y' x. Our kernels pack W once
+    for all rows."""
     if door.loss(weight.shape[1]) is None and door.whole_tensors((states, weight)) is None:
         return Panels(weight, bias).into, Panels(weight.T).into, _weight_gradient
 
@@ -48,7 +48,7 @@ def cross_entropy_(logits: Tensor, targets: Tensor, share: float) -> Tensor:
         return _cross_entropy_by_torch(logits, targets, share)
     targets = targets.long().contiguous()
     if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[1]:
-        raise IndexError(f"a target is not one of the {logits.shape[1]} words")
+        raise IndexError(f"a target is outside the vocabulary of {logits.shape[1]} tokens")
     losses = torch.empty(len(logits), dtype=torch.float64)
     at = (logits.data_ptr(), targets.data_ptr(), losses.data_ptr())
     assert kernels.NATIVE is not None

@@ -1,7 +1,7 @@
-"""What our kernels need to know of a part, or the reason why they cannot run it.
+"""What our kernels need to know about a part, or the reason why they cannot run it.
 
-A part gives its plan by its method `plan`, in its own file, next to its `forward`: what is computed, with the very
-tensors it is computed with. `door.plan_of` asks for it and holds it complete.
+A part returns its plan from its method `plan`, next to its `forward`: what is computed, with references to the tensors
+involved. `door.plan_of` calls it and checks that it is complete.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,8 @@ from heedful.model.cpu.kernels import Panels
 class Reason:
     """Why our kernels cannot run something; `place`: where in the model.
 
-    As a condition it is False: `lower(model) or None`. What gives a reason or None is therefore compared with None.
+    As a condition it is False: `lower(model) or None`. So where a function returns a reason or None, compare the result
+    with None.
     """
 
     text: str
@@ -30,12 +31,12 @@ class Reason:
         return f"{self.place}: {self.text}" if self.place else self.text
 
     def at(self, place: str) -> "Reason":
-        """The same, told by the whole of which this is a part."""
+        """The same reason, seen from the module that contains this one."""
         return replace(self, place=f"{place}.{self.place}" if self.place else place)
 
 
 def first_reason(*found: object) -> Reason:
-    """Of several plans or reasons, where at least one is a reason."""
+    """The first reason among plans and reasons; there must be one."""
     return next(one for one in found if isinstance(one, Reason))
 
 
@@ -44,7 +45,7 @@ class Plan:
     """The base of all plans."""
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that it computes with, its parts' included."""
+        """All tensors it computes with, including those of nested plans."""
         for field in fields(self):
             yield from _tensors(getattr(self, field.name))
 
@@ -54,7 +55,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
         yield value
     elif isinstance(value, Plan):
         yield from value.tensors()
-    elif isinstance(value, nn.Module):  # left to its modules
+    elif isinstance(value, nn.Module):  # run as a module
         yield from value.parameters()
         yield from value.buffers()
     elif isinstance(value, tuple):
@@ -64,12 +65,12 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class IdentityPlan(Plan):
-    """x -> x. A dropout outside of training, too."""
+    """x -> x. Also dropout outside training."""
 
 
 @dataclass(frozen=True, eq=False)
 class LinearPlan(Plan):
-    """W x + b, in float32 or as int8 panels; `parts`: the sizes of what it computes side by side."""
+    """W x + b, in float32 or as int8 panels; `parts`: the sizes of its fused outputs."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -98,7 +99,7 @@ class NormPlan(Plan):
 
 @dataclass(frozen=True, eq=False)
 class TablePlan(Plan):
-    """factor * W[token], and W h on the way back."""
+    """factor * W[token], and W h as an output matrix."""
 
     weight: Tensor | None
     int8: Panels | None
@@ -120,7 +121,7 @@ class TablePlan(Plan):
 
 @dataclass(frozen=True, eq=False)
 class PositionPlan(Plan):
-    """x + what `embed` adds at these positions, whatever x. `weights`: what it computes that from."""
+    """x + what `embed` adds at these positions, independent of x. `weights`: the tensors it uses for that."""
 
     embed: Callable[[Tensor, Tensor], Tensor]
     limit: int | None
@@ -136,7 +137,7 @@ class SoftmaxPlan(Plan):
 
 @dataclass(frozen=True, eq=False)
 class AttentionPlan(Plan):
-    """To oneself (`project` gives queries, keys and values) or to a source (queries; `read` gives keys and values)."""
+    """Self-attention (`project`: queries, keys and values) or cross-attention (queries; `read`: keys and values)."""
 
     project: LinearPlan
     read: LinearPlan | None
@@ -171,7 +172,7 @@ class LayerPlan(Plan):
     feedforward_residual: ResidualPlan
 
     def style(self) -> Iterator[tuple[str, str, object]]:
-        """What native/ takes to be the same in all layers: what it is, its place in this layer, its value."""
+        """What native/ assumes to be the same in all layers: name, place in this layer, value."""
         for name, attention in (("attention", self.attention), ("cross", self.cross)):
             if attention is not None:
                 yield f"{name}.heads", name, attention.heads
@@ -191,7 +192,7 @@ class LayerPlan(Plan):
 
 
 def differing(layers: Sequence[LayerPlan]) -> Reason | None:
-    """Where layers are not all alike."""
+    """The first difference between layers; None if all are alike."""
     known: dict[str, object] = {}
     for index, layer in enumerate(layers):
         for name, place, value in layer.style():
@@ -224,8 +225,8 @@ class HeadPlan(Plan):
 
 @dataclass(frozen=True, eq=False)
 class EncoderDecoderPlan(Plan):
-    """Encoder and head may be left to their modules, with the reason; `left`: those. `read` and `logits` go through
-    them."""
+    """Encoder and head may be left to their modules, with a reason; `left` lists these modules, and `read` and `logits`
+    call them."""
 
     encoder: StackPlan | Reason
     source_table: TablePlan | Reason

@@ -1,4 +1,4 @@
-"""Part by part, what runs a model on a CPU, in training and in decoding, and why: what `heedful doctor` prints."""
+"""Which parts of a model run on our CPU kernels, in training and in decoding, and why not: for `heedful doctor`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from heedful.model.stack import Stack
 from heedful.model.stack.transformer import Transformer
 
 KERNELS = "kernels"
-NOTHING = "-"  # it takes no part in this
+NOTHING = "-"  # not used
 
 
 @dataclass(frozen=True)
 class Row:
-    """`kernels`, or what runs in their place and why: `torch (...)`, `modules (...)`."""
+    """`kernels`, or what runs instead and why: `torch (...)`, `modules (...)`."""
 
     part: str
     training: str
@@ -32,7 +32,7 @@ class Row:
 
 
 def report(model: Model) -> list[Row]:
-    """In float32 on a CPU, with batches of a usual size."""
+    """For float32 on a CPU, with batches of typical size."""
     missing, whole = door.no_kernels(), plan_of(model)
     rows: list[Row] = []
     for name, part in model.named_children():
@@ -54,7 +54,7 @@ def report(model: Model) -> list[Row]:
 
 
 def _decoding_reason(name: str, whole: object) -> Reason | None:
-    """Why this child of a model is left to its modules."""
+    """Why this child of a model runs as modules."""
     if isinstance(whole, Reason):
         return whole
     if not isinstance(whole, EncoderDecoderPlan):
@@ -64,10 +64,10 @@ def _decoding_reason(name: str, whole: object) -> Reason | None:
 
 
 def _stack(name: str, stack: Transformer, reason: Reason | None) -> list[Row]:
-    """`reason`: why it is not decoded by kernels, as a whole."""
+    """`reason`: why the stack as a whole is not decoded by kernels."""
 
     def path(*parts: nn.Module) -> str:
-        """A part's own reason, if there is one, says more."""
+        """A part's own reason, if there is one, is more specific."""
         own = next((found for part in parts if isinstance(found := plan_of(part), Reason)), reason)
         return _modules(None if reason is None else own)
 
@@ -115,8 +115,8 @@ def _attention(attention: nn.Module, biased: bool) -> str:
     if maps is None and softmax is None:
         return KERNELS
     if softmax is None:
-        return f"{KERNELS}, its linear maps by {_torch(maps)}"
-    return f"{KERNELS}, its mixing by {_torch(softmax)}"
+        return f"{KERNELS}, linear maps by {_torch(maps)}"
+    return f"{KERNELS}, mixing by {_torch(softmax)}"
 
 
 def _feedforward(part: nn.Module) -> str:
@@ -134,7 +134,7 @@ def _linears(*linears: nn.Module) -> Reason | None:
     for linear in linears:
         plan = plan_of(linear)
         if not isinstance(plan, LinearPlan):
-            return plan if isinstance(plan, Reason) else Reason("no linear map")
+            return plan if isinstance(plan, Reason) else Reason("not a linear map")
         if plan.weight is None:
             return Reason("int8 weights are not trained")
         reason = door.sizes(plan.inputs, plan.outputs)

@@ -1,8 +1,8 @@
-"""What training does most, by our own kernels for the CPU, forwards and backwards (native/training.h, linear.h,
+"""The operations that dominate training, by our own CPU kernels, forward and backward (native/training.h, linear.h,
 residual.h).
 
-Each function here either does it or falls back: to torch, where that is one call, or to the caller's own way (None).
-The conditions stand in `door.py`.
+Each function either runs the kernel or falls back: to torch, if that is one call, or to the caller (None). The
+conditions are in `door.py`.
 """
 
 from typing import Any
@@ -17,13 +17,13 @@ from heedful.model.cpu.door import KINDS
 from heedful.model.cpu.kernels import floats
 from heedful.model.mask import Mask
 
-WHOLE = 1 << 16  # what the sixteen bits that decide what is dropped can tell apart
+WHOLE = 1 << 16  # the number of values of the sixteen bits that decide what is dropped
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask, *, scale: float, dropout: float = 0.0, biased: bool = False
 ) -> Tensor | None:
-    """softmax(scale q k' + mask) v. For shapes see `Mix`; `biased`: there is more to add to the scores."""
+    """softmax(scale q k' + mask) v. For shapes see `Mix`; `biased`: something else is added to the scores."""
     if door.attention_now(query, key, value, mask, dropout=dropout, biased=biased) is not None:
         return None
     queries, keys = query.shape[2], key.shape[2]
@@ -37,8 +37,8 @@ def attend(
 def masked_attention(
     query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, *, causal: bool, scale: float
 ) -> Tensor:
-    """The kernel. additive: (batch or 1) 1 (query or 1) key, added to the scores; a plain causal mask does not need
-    it."""
+    """The kernel. additive: (batch or 1) 1 (query or 1) key, added to the scores; not needed for a plain
+    causal mask."""
     return _Attend.apply(query, key, value, additive, causal, scale)
 
 
@@ -63,7 +63,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, additive, y, sums = ctx.saved_tensors
         d_y = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
-        found = _beside(query, key, value)
+        found = _adjacent(query, key, value)
         assert kernels.NATIVE is not None
         views = [number for x in (query, key, value, y, d_y, *found) for number in _view(x)]
         scratch = _scratch(key)
@@ -92,9 +92,9 @@ def _rest(
     return *strides, sums.data_ptr(), *sizes, scale, causal, scratch.data_ptr(), torch.get_num_threads()
 
 
-def _beside(*parts: Tensor) -> list[Tensor]:
-    """Room for the gradients of queries, keys and values (batch heads time head). Parts that one product made get one
-    room: what goes back is then whole again, without a copy."""
+def _adjacent(*parts: Tensor) -> list[Tensor]:
+    """Uninitialised gradients of queries, keys and values (batch heads time head). Parts that come from one product
+    share one tensor, so that its gradient is assembled without a copy."""
     found: list[Tensor] = []
     while len(found) < len(parts):
         first = parts[len(found)]
@@ -153,7 +153,7 @@ def _linear(x: Tensor, weight: Tensor, *others: Tensor | None, back: bool = Fals
 def split(whole: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Along the last axis."""
     if len(sizes) == 1:
-        return (whole,)  # splitting would cost a copy on the way back
+        return (whole,)  # splitting would cost a copy in the backward pass
     if whole.device.type != "cpu" or not whole.requires_grad or torch.compiler.is_compiling():
         return whole.split(sizes, dim=-1)
     parts: tuple[Tensor, ...] = _Split.apply(whole, sizes)
@@ -161,7 +161,7 @@ def split(whole: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
 
 
 class _Split(torch.autograd.Function):
-    """`split`, whose way back makes no copy of gradients that already lie side by side, as `_beside` puts them."""
+    """`split`, whose backward pass does not copy gradients that are already adjacent, as `_adjacent` allocates them."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -211,7 +211,7 @@ class _FeedForward(torch.autograd.Function):
         f: int,
     ) -> Tensor:
         inner = floats(*x.shape[:-1], len(first))
-        active = torch.empty_like(inner) if f else inner  # of a ReLU, what it makes tells all
+        active = torch.empty_like(inner) if f else inner  # the output of a ReLU is enough for its gradient
         y = torch.empty_like(x)
         _feed(x, first, first_bias, second, second_bias, inner, active, y, *[None] * 5, f=f)
         ctx.save_for_backward(x, first, second, inner, active)
@@ -275,7 +275,7 @@ class _Activate(torch.autograd.Function):
 
 
 def dropout(x: Tensor | None, y: Tensor, p: float) -> Tensor | None:
-    """x + dropout(y), or dropout(y). What is dropped is drawn again on the way back, so that nothing need be kept."""
+    """x + dropout(y), or dropout(y). The backward pass draws the same mask again, so none is stored."""
     if p == 1 or door.whole_tensors([y] if x is None else [x, y]) is not None or (x is not None and x.shape != y.shape):
         return None
     seed = int(torch.empty((), dtype=torch.int64).random_())
@@ -308,7 +308,7 @@ def _drop(x: Tensor | None, y: Tensor, p: float, seed: int) -> Tensor:
 
 
 def add_norm(x: Tensor, v: Tensor | None, norm: nn.Module, p: float) -> Tensor | None:
-    """norm(x + dropout(v)), or norm(x). The sum is not kept: it is recovered from the norm's output, where its weights
+    """norm(x + dropout(v)), or norm(x). The sum is not stored: it is recovered from the norm's output, if its weights
     allow that."""
     if door.not_training() is not None or p == 1 or (v is None and x.numel() < door.LARGE):
         return None

@@ -1,4 +1,4 @@
-"""Token ids -> vectors, and back: the same table may read and write."""
+"""Token ids -> vectors, and back: one table can serve as input and output."""
 
 import math
 
@@ -12,8 +12,8 @@ from heedful.model.input import Input, InputConfig
 
 
 def new_table(rows: int, width: int) -> nn.Parameter:
-    """Some small numbers; `initialise` sets the real ones. Uniform, since torch takes two seconds to load what it needs
-    for normal ones on the meta device."""
+    """Small placeholder values; `initialise` sets the real ones. Uniform, because on the meta device torch takes two
+    seconds to load what it needs for normal ones."""
     return nn.Parameter(torch.empty(rows, width).uniform_(-(width**-0.5), width**-0.5))
 
 
@@ -36,7 +36,7 @@ class TokensConfig(InputConfig):
 class Tokens(Input):
     """weight[token] * sqrt(width).      Vaswani et al. 2017, section 3.4
 
-    Differs: the scale may be left out, as in BERT, GPT-2, T5 and LLaMA.
+    Differs: the scale is optional; there is none in BERT, GPT-2, T5 and LLaMA.
     """
 
     def __init__(self, vocab: int, width: int, *, scale: bool) -> None:
@@ -55,9 +55,9 @@ class Tokens(Input):
         return TablePlan(self.weight, None, self.factor, self.weight.shape[1])
 
     def project(self, states: Tensor) -> Tensor:
-        """The way back: a score for each token."""
+        """Logits: a score for each token."""
         return F.linear(states, self.weight)
 
     def rows(self, tokens: Tensor) -> Tensor:
-        """The vectors that `project` compares with."""
+        """The rows of the table that `project` multiplies with."""
         return self.weight[tokens]

@@ -1,14 +1,13 @@
-"""Where am I? One file per scheme; the file's name is the name in a recipe.
+"""Position schemes. One file each; the file's name is the name in a recipe.
 
-The schemes of the papers act in one of four places, and a scheme overrides the method of its place:
+Published schemes act in one of four places, and a scheme overrides the corresponding method:
 
     embed      added to the embeddings                                          (sinusoidal, learned)
-    rotation   turns queries and keys                                           (rotary)
-    bias       added to the attention scores, whatever the query                (alibi, relative_bias)
-    score      added to the attention scores, and depends on the query          (Shaw et al. 2018)
+    rotation   rotates queries and keys                                         (rotary)
+    bias       added to the attention scores, independent of the query          (alibi, relative_bias)
+    score      added to the attention scores, dependent on the query            (Shaw et al. 2018)
 
-One `Position` serves all layers of a stack, and what it computes for a pass is computed once, when an attention asks
-for it (`Sight`).
+All layers of a stack share one `Position`, and its results are computed at most once per pass, on demand (`Sight`).
 """
 
 from typing import ClassVar
@@ -24,7 +23,7 @@ Rotation = tuple[Tensor, Tensor]  # cos and sin, each (batch or 1) 1 query head
 class Position(nn.Module):
     """The contract. `positions` are integers of shape (batch or 1) query."""
 
-    limit: int | None = None  # the number of positions there are; None = no end
+    limit: int | None = None  # the number of positions; None = unlimited
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x
@@ -37,13 +36,13 @@ class Position(nn.Module):
         return None
 
     def score(self, query: Tensor, key: Tensor, *, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
-        """batch heads query key, added to q . k before it is scaled.  query: batch heads query head; key: batch
+        """batch heads query key, added to q . k before scaling.  query: batch heads query head; key: batch
         kv_heads key head"""
         return None
 
     def plan(self) -> Plan | Reason:
-        """What our CPU kernels need to run this, or why they cannot: a kernel is asked for by defining this method. It
-        is not inherited by a class that changes what is computed (see `cpu/door.py`)."""
+        """What our CPU kernels need to run this, or the reason why they cannot. Define this method to use a kernel. A
+        class that changes what is computed does not inherit it (see `cpu/door.py`)."""
         return Reason("no kernel yet")
 
 
@@ -57,7 +56,7 @@ class PositionConfig(PartConfig):
 
     @property
     def limit(self) -> int | None:
-        """The number of positions there are; None = no end."""
+        """The number of positions; None = unlimited."""
         return None
 
     def build(self, *, width: int, heads: int, head_width: int, causal: bool) -> Position:
@@ -67,4 +66,4 @@ class PositionConfig(PartConfig):
         return 0
 
     def check(self, *, width: int, head_width: int) -> None:
-        """Raise ValueError where the scheme does not fit these sizes."""
+        """Raise ValueError if the scheme does not fit these sizes."""

@@ -21,7 +21,7 @@ class Alibi(Position):
         score_ij = q_i . k_j / sqrt(head) - m_h |i - j|,      m_h = 2^(-8 h / heads),  h = 1 .. heads
 
     Differs: |i - j| also serves encoders; the paper is causal only. The slopes follow the formula for any number of
-    heads, where the paper's code interpolates those that are not a power of two.
+    heads; the paper's code interpolates if it is not a power of two.
     """
 
     def __init__(self, heads: int) -> None:

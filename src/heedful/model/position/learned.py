@@ -13,7 +13,7 @@ from heedful.model.position import Position, PositionConfig
 
 
 class LearnedConfig(PositionConfig):
-    """`offset` rows before position 0 stay unused: BART and RoBERTa published their tables so."""
+    """`offset`: unused rows before position 0, as in the published tables of BART and RoBERTa."""
 
     absolute: ClassVar[bool] = True
     length: Size = 512

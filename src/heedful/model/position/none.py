@@ -1,4 +1,4 @@
-"""No positions: order is known from the causal mask alone, or not at all."""
+"""No positions: the model knows the order from the causal mask alone, or not at all."""
 
 from heedful.model.cpu.plan import PositionPlan
 from heedful.model.position import Position, PositionConfig

@@ -21,7 +21,7 @@ class RelativeBiasConfig(PositionConfig):
     @model_validator(mode="after")
     def _buckets_fit(self) -> "RelativeBiasConfig":
         if self.buckets % 4:
-            raise ValueError(f"buckets {self.buckets} cannot be halved twice; choose a multiple of 4, such as 32")
+            raise ValueError(f"buckets {self.buckets} is not a multiple of 4; choose one that is, such as 32")
         if self.max_distance <= self.buckets // 2:
             raise ValueError(
                 f"max_distance {self.max_distance} leaves no room for wide buckets; "
@@ -39,8 +39,8 @@ class RelativeBiasConfig(PositionConfig):
 class RelativeBias(Position):
     """score_ij = q_i . k_j + B[bucket(j - i), h].      Raffel et al. 2020 (T5), section 2.1
 
-    Near distances have a bucket each, farther ones share buckets that widen with the logarithm, and everything beyond
-    `max_distance` shares the last. Encoders keep half of the buckets for keys that come after the query.
+    Small distances have a bucket each, larger ones share buckets of logarithmically increasing width, and everything
+    beyond `max_distance` shares the last one. Encoders reserve half of the buckets for keys after the query.
     """
 
     def __init__(self, config: RelativeBiasConfig, heads: int, causal: bool) -> None:

@@ -1,4 +1,4 @@
-"""Turn queries and keys by an angle that grows with their position."""
+"""Rotate queries and keys by an angle proportional to their position."""
 
 import math
 
@@ -11,7 +11,8 @@ from heedful.model.position import Position, PositionConfig, Rotation
 
 
 class ScalingConfig(Config):
-    """LLaMA 3's way to a longer context: slow waves are stretched by `factor`, fast ones kept, the rest blended."""
+    """LLaMA 3's scaling to longer contexts: low frequencies are divided by `factor`, high ones kept, those in between
+    interpolated."""
 
     factor: float = Field(8.0, ge=1)
     low_frequency_factor: float = Field(1.0, gt=0)
@@ -37,7 +38,7 @@ class RotaryConfig(PositionConfig):
 
     def check(self, *, width: int, head_width: int) -> None:
         if head_width % 2:
-            raise ValueError(f"rotary turns pairs, but a head is {head_width} wide; choose heads that make it even")
+            raise ValueError(f"rotary needs heads of even width, not {head_width}; choose another number of heads")
 
 
 class Rotary(Position):
@@ -46,7 +47,7 @@ class Rotary(Position):
         (a, b) -> (a cos t - b sin t, b cos t + a sin t),     t = position * base^(-2i / head)
 
     Differs: the pair is (x_i, x_{i + head/2}), as in GPT-NeoX and Hugging Face, not (x_2i, x_2i+1) as in the paper; the
-    two are a permutation of the rows of the query and key projections apart.
+    two differ by a permutation of the rows of the query and key projections.
     """
 
     def __init__(self, config: RotaryConfig, head_width: int) -> None:

@@ -1,4 +1,4 @@
-"""Waves of many lengths, added to the embeddings."""
+"""Sinusoids of many wavelengths, added to the embeddings."""
 
 from typing import ClassVar, Literal
 
@@ -11,11 +11,11 @@ from heedful.model.position import Position, PositionConfig
 
 
 class SinusoidalConfig(PositionConfig):
-    """The paper's, unless told otherwise; others have published small variations.
+    """By default as in the paper; the keys cover published variations.
 
     layout    interleaved = sin, cos, sin, cos ...; halves = all sin, then all cos (Marian)
-    closed    the longest wave is base itself, not the step before it (tensor2tensor, OpenNMT, M2M100)
-    offset    what the first position is counted as (OpenNMT 1, M2M100 2)
+    closed    the longest wavelength is exactly 2 pi base, not one step shorter (tensor2tensor, OpenNMT, M2M100)
+    offset    the number of the first position (OpenNMT 1, M2M100 2)
     """
 
     absolute: ClassVar[bool] = True
@@ -29,7 +29,7 @@ class SinusoidalConfig(PositionConfig):
 
     def check(self, *, width: int, head_width: int) -> None:
         if width % 2 or width < 4:
-            raise ValueError(f"width {width} does not make at least two pairs of sin and cos; choose an even width")
+            raise ValueError(f"sinusoidal positions need an even width of at least 4, not {width}")
 
 
 class Sinusoidal(Position):
@@ -52,7 +52,7 @@ class Sinusoidal(Position):
         return PositionPlan(self.embed, self.limit)
 
     def waves(self, positions: Tensor, width: int) -> Tensor:
-        # In float64 where the device has it: at position 10,000 a float32 angle is already off in the third digit.
+        # In float64 if the device supports it: at position 10,000 a float32 angle is already off in the third digit.
         exact = torch.float32 if positions.device.type == "mps" else torch.float64
         pairs = width // 2
         share = torch.arange(pairs, dtype=exact, device=positions.device) / (pairs - 1 if self.closed else pairs)

@@ -1,5 +1,5 @@
-"""How layers follow each other, from embedded inputs to final states: an encoder or a decoder. One file each; the
-file's name is the name in a recipe.
+"""Stacks of layers, from embedded inputs to final states: an encoder or a decoder. One file each; the file's name is
+the name in a recipe.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class StackShape:
 
 
 class Memory(Protocol):
-    """What a decoder reads of a source, made once by the decoder's `read`."""
+    """What a decoder needs of a source, computed once by the decoder's `read`."""
 
     def select(self, sentences: Tensor) -> Self:
         """Keep these sentences, in this order."""
@@ -36,17 +36,17 @@ class Cache(Protocol):
 
     @property
     def length(self) -> int:
-        """How many tokens have gone in."""
+        """The number of tokens processed so far."""
         ...
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order; a row may come several times (beam reordering) or not at all."""
+        """Keep these rows, in this order; a row may occur several times (beam reordering) or not at all."""
         ...
 
 
 class Stack(nn.Module):
-    """The contract. `limit`: how many positions there are; None = no end. `recomputed`: gradient checkpointing is on,
-    so what layers share must be computed before them."""
+    """The contract. `limit`: the number of positions; None = unlimited. `recomputed`: gradient checkpointing is on, so
+    what the layers share must be computed before them."""
 
     limit: int | None = None
     recomputed: bool = False
@@ -64,8 +64,8 @@ class Stack(nn.Module):
         cache: Cache | None = None,
     ) -> Tensor:
         """x: rows query input_width -> rows query width. For `valid` (as key_valid) and the other facts see `Mask`;
-        with a cache, `x` holds the new tokens only, and the facts cover all. A stack that cannot honour a fact it is
-        given refuses it."""
+        with a cache, `x` holds the new tokens only, and the facts cover all. A stack that does not support a given
+        fact must raise ValueError."""
         raise NotImplementedError
 
     def read(self, states: Tensor, valid: Tensor | None = None, *, inputs: Tensor | None = None) -> Memory:
@@ -74,7 +74,7 @@ class Stack(nn.Module):
         raise NotImplementedError
 
     def new_cache(self, length: int) -> Cache:
-        """An empty cache with room for this many tokens; it grows if more come."""
+        """An empty cache with room for this many tokens; it grows if there are more."""
         raise NotImplementedError
 
     def new_memory(self, length: int, *, states: bool = True) -> Cache:
@@ -84,12 +84,12 @@ class Stack(nn.Module):
         raise ValueError("this stack remembers no earlier segments; choose stack transformer, or set task.memory=0")
 
     def recomputable(self) -> list[nn.Module]:
-        """The modules whose inner results may be thrown away and computed again (gradient checkpointing)."""
+        """The modules whose intermediate results may be discarded and recomputed (gradient checkpointing)."""
         return []
 
     def plan(self) -> Plan | Reason:
-        """What our CPU kernels need to run this, or why they cannot: a kernel is asked for by defining this method. It
-        is not inherited by a class that changes what is computed (see `cpu/door.py`)."""
+        """What our CPU kernels need to run this, or the reason why they cannot. Define this method to use a kernel. A
+        class that changes what is computed does not inherit it (see `cpu/door.py`)."""
         return Reason("no kernel yet")
 
 
@@ -101,16 +101,16 @@ class StackConfig(PartConfig):
 
     @property
     def supports(self) -> frozenset[str]:
-        """The facts of `Mask` that it can honour."""
+        """The facts of `Mask` that it supports."""
         return frozenset()
 
     @property
     def limit(self) -> int | None:
-        """The number of positions there are; None = no end."""
+        """The number of positions; None = unlimited."""
         return None
 
     def check(self, shape: StackShape) -> None:
-        """Raise ValueError where its parts do not fit each other or this shape."""
+        """Raise ValueError if its parts do not fit each other or this shape."""
 
     def build(self, shape: StackShape) -> Stack:
         raise NotImplementedError
@@ -120,13 +120,13 @@ class StackConfig(PartConfig):
         raise NotImplementedError
 
     def flops(self, shape: StackShape, length: int) -> int:
-        """Of one token that looks at `length` others, in one forward pass; matrix products only."""
+        """For one token that attends to `length` others, in one forward pass; matrix products only."""
         raise NotImplementedError
 
     def remembered(self, shape: StackShape) -> int:
-        """How many numbers a decoder keeps for each token it has seen."""
+        """How many numbers a decoder caches per token."""
         return 0
 
     def reading(self, shape: StackShape) -> tuple[int, int]:
-        """Of a decoder with a memory: the FLOPs of reading a source token, and how many numbers are kept for it."""
+        """For a decoder with a memory: the FLOPs of reading a source token, and how many numbers are cached for it."""
         return 0, 0

@@ -36,11 +36,11 @@ from heedful.model.stack import Cache, Memory, Stack, StackConfig, StackShape
 
 
 class TransformerConfig(StackConfig):
-    """`cross` is the attention to the encoder, in a decoder that has one; None = like `attention`, without its window,
-    and with softmax where its mix cannot look at another text. `share_layers` gives all layers the same weights
-    (ALBERT). `dropout` acts on the embeddings and on each sub-layer's output, as in the paper; `attention.dropout` and
-    `feedforward.dropout` act inside. `length` is the longest text there will be, for an attention that must know it;
-    longer ones are refused.
+    """`cross` is the cross-attention, in a decoder with an encoder; None = like `attention`, without its window, and
+    with softmax if its mix does not support cross-attention. `share_layers` gives all layers the same weights (ALBERT).
+    `dropout` acts on the embeddings and on each sub-layer's output, as in the paper; `attention.dropout` and
+    `feedforward.dropout` act inside the sub-layers. `length` is the maximum length of a text, for an attention that
+    must know it; longer texts are rejected.
     """
 
     layers: Size = 6
@@ -80,9 +80,9 @@ class TransformerConfig(StackConfig):
         if shape.cross:
             self.cross_attention.check(shape.width, layers=self.layers, causal=False, cross=True)
         elif self.cross is not None:
-            raise ValueError("cross attention needs an encoder to look at; leave cross out of this model")
+            raise ValueError("cross-attention needs an encoder to attend to; remove cross from this model")
         if self.share_layers and isinstance(self.attention.window, tuple) and len(set(self.attention.window)) > 1:
-            raise ValueError("layers that share their weights cannot have windows of their own; give one window")
+            raise ValueError("layers that share their weights cannot have different windows; set a single window")
         if shape.causal and self.feedforward.kernel > 1:
             raise ValueError(
                 f"feedforward kernel {self.feedforward.kernel} would see the next token; "
@@ -93,7 +93,7 @@ class TransformerConfig(StackConfig):
         return Transformer(self, shape)
 
     def head_shapes(self, shape: StackShape) -> list[HeadShape]:
-        """Of the self-attention of each layer."""
+        """The shape of the self-attention of each layer."""
         return [
             self.attention.shape(shape.width, causal=shape.causal, layer=layer, length=self.limit)
             for layer in range(self.layers)
@@ -126,7 +126,7 @@ class TransformerConfig(StackConfig):
         return counts
 
     def flops(self, shape: StackShape, length: int) -> int:
-        """Self-attention, attention to the memory and feed-forward of all layers, shared weights or not."""
+        """Self-attention, cross-attention and feed-forward of all layers, whether or not they share weights."""
         width, feedforward = shape.width, self.feedforward
         heads = self.head_shapes(shape)
         project = 2 * width * sum(self.attention.parts(width)) + 2 * heads[0].heads * heads[0].head * width
@@ -150,7 +150,7 @@ class TransformerConfig(StackConfig):
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """What a decoder reads of a source: the encoder's states, and each decoder layer's keys and values of them."""
+    """What a decoder needs of a source: the encoder's states, and each decoder layer's keys and values for them."""
 
     states: Tensor  # batch source width
     layers: list[KeyValue]
@@ -167,7 +167,7 @@ class LayerMemory:
 
 
 class Transformer(Stack):
-    """Position, then layer after layer. Pre-norm stacks end with a norm, since nothing else bounds their stream."""
+    """Positions, then the layers. Pre-norm stacks end with a norm, since nothing else bounds their residual stream."""
 
     def __init__(self, config: TransformerConfig, shape: StackShape) -> None:
         super().__init__()
@@ -203,8 +203,8 @@ class Transformer(Stack):
         memory: Memory | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """`positions` ((rows or 1) query), unless given, count on from the cache and start again with each segment.
-        Rows padded on the left need `positions=positions_of(valid)`.
+        """`positions` ((rows or 1) query), by default continue from the cache and restart with each segment. Rows
+        padded on the left need `positions=positions_of(valid)`.
         """
         assert cache is None or isinstance(cache, LayersCache | SegmentMemory)
         assert memory is None or isinstance(memory, LayerMemory)
@@ -270,7 +270,7 @@ class Transformer(Stack):
         return list(self.layers)
 
     def each_layer(self) -> list[Layer]:
-        """The layers in the order in which they act; with shared weights it is the same one again and again."""
+        """The layers in the order in which they run; with shared weights, the same one repeatedly."""
         return [cast(Layer, self.layers[index % len(self.layers)]) for index in range(self.depth)]
 
     def plan(self) -> StackPlan | Reason:
@@ -303,14 +303,14 @@ class Transformer(Stack):
         return torch.arange(start, end, device=x.device)[None]
 
     def _within(self, positions: Tensor) -> Tensor:
-        """Positions that somebody else has counted, if the model has them all."""
+        """The given positions, after checking that the model has them all."""
         if self.limit is not None:
             self._check_length(int(positions.max()) + 1)
         return positions
 
     def _check_length(self, length: int) -> None:
         if self.limit is not None and length > self.limit:
-            learned = "learned" if self.limit == self.position.limit else "is made for"
+            learned = "learned" if self.limit == self.position.limit else "is limited to"
             raise ValueError(f"{length} tokens, but this model {learned} {self.limit} positions; shorten the input")
 
     def _sights(self, mask: Mask, positions: Tensor, key_positions: Tensor) -> dict[int | None, Sight]:
