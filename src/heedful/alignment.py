@@ -1,7 +1,7 @@
-"""Which word comes from which: read off the attention to the source.
+"""Word alignment, read off the cross-attention.
 
-A model has many heads, and few of them align. The one that does it best is picked once, at the end of training: the one
-whose links join words that often occur in each other's sentences.
+A model has many heads, and few of them align words. The best one is chosen once, at the end of training: the one that
+links words which often co-occur in sentence pairs.
 """
 
 import json
@@ -36,7 +36,7 @@ class Aligner:
     score: float = 0.0
 
     def align(self, model: SequenceToSequence, tokenizers: Tokenizers, pairs: Sequence[tuple[str, str]]) -> list[Links]:
-        """For each pair the source word that each target word looks at most."""
+        """For each pair, the source word that each target word attends to most."""
         found: list[Links] = []
         for start in range(0, len(pairs), BATCH):
             chunk = pairs[start : start + BATCH]
@@ -49,7 +49,7 @@ class Aligner:
     def weights(
         self, model: SequenceToSequence, tokenizers: Tokenizers, source: list[int], target: list[int]
     ) -> Tensor:
-        """How much each target token, while it is written, looks at each source token: target source."""
+        """How much each target token, while it is predicted, attends to each source token: target source."""
         return _attentions(model, tokenizers, [source], [target])[self.layer].shown_weights()[0, self.head]
 
     def save(self, folder: Path) -> None:
@@ -59,7 +59,7 @@ class Aligner:
     def load(cls, folder: Path) -> "Aligner":
         path = folder / "alignment.json"
         if not path.is_file():
-            raise ValueError(f"{folder} has no alignment.json: no head has been chosen to align by")
+            raise ValueError(f"{folder} has no alignment.json: no alignment head has been chosen")
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
@@ -70,8 +70,8 @@ def choose(
     *,
     lexicon: Sequence[tuple[str, str]],
 ) -> Aligner | None:
-    """The head that aligns these pairs best, judged by the words that meet in the pairs of `lexicon`. None where the
-    model has no attention to the source, or one without weights."""
+    """The head that aligns these pairs best, judged by word co-occurrence in the pairs of `lexicon`. None if the
+    model has no cross-attention, or one without weights."""
     pairs = [pair for pair in pairs if words(pair[0]) and words(pair[1])]
     association = _association(pairs, [*lexicon, *pairs])
     totals: dict[tuple[int, int], float] = {}
@@ -116,7 +116,7 @@ def _attentions(
 
 
 def _links(memberships: tuple[Tensor, Tensor], weights: Tensor) -> Links:
-    """Each target word to the source word with most of its weight. weights: target source"""
+    """Link each target word to the source word with most of its weight. weights: target source"""
     sources, targets = memberships
     if not sources.numel() or not targets.numel():
         return []
@@ -129,7 +129,7 @@ def _memberships(tokenizers: Tokenizers, pair: tuple[str, str]) -> tuple[Tensor,
 
 
 def _membership(tokenizer: Tokenizer, text: str) -> Tensor:
-    """token word: how much of each token is in each word. Without spaces, a token may hold several words."""
+    """token word: the share of each token in each word. Without spaces, a token may span several words."""
     starts, pieces = [start for start, _ in word_spans(text)], tokenizer.pieces(text)
     found = [[0.0] * len(starts) for _ in pieces]
     for row, (_, start, end) in enumerate(pieces):
@@ -140,8 +140,8 @@ def _membership(tokenizer: Tokenizer, text: str) -> Tensor:
 
 
 def _association(asked: Sequence[tuple[str, str]], lexicon: Sequence[tuple[str, str]]) -> Callable[[str, str], float]:
-    """Dice's coefficient of a source and a target word: how often they meet, of how often they occur. Only words that
-    meet in a pair `asked` about are counted: all that meet in a lexicon would fill the memory."""
+    """Dice coefficient of a source and a target word: how often they co-occur, relative to how often they occur. Only
+    words that co-occur in a pair of `asked` are counted: all those of a lexicon would take too much memory."""
     wanted: dict[str, set[str]] = {}
     for source, target in asked:
         for word in words(source):
