@@ -294,7 +294,7 @@ def test_languages_that_cannot_be_named(folders, languages, message):
 def test_the_command_warns_of_languages_that_are_not_named(unnamed):
     process, _ = start(unnamed)
     try:
-        assert "plain does not know its languages, so LibreTranslate clients must ask for src and tgt" in (
+        assert "the languages of plain are unknown, so LibreTranslate clients must ask for src and tgt" in (
             process.stderr.readline()
         )
     finally:
