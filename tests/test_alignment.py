@@ -100,7 +100,7 @@ def test_a_model_that_reverses_aligns_in_reverse(tmp_path):
 
 
 def test_without_a_chosen_head_it_says_so(tmp_path):
-    with pytest.raises(ValueError, match="has no alignment.json: no head has been chosen to align by"):
+    with pytest.raises(ValueError, match="has no alignment.json: no alignment head has been chosen"):
         Aligner.load(tmp_path)
 
 

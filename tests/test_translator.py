@@ -108,7 +108,7 @@ def test_a_phrase_cannot_be_required_and_banned():
 
 
 def test_required_phrases_need_a_beam(translator):
-    with pytest.raises(ValueError, match="required phrases go with beam search"):
+    with pytest.raises(ValueError, match="required phrases need plain beam search"):
         translator.translate([Request("a", required=["b"])], GenerationConfig(do_sample=True))
 
 

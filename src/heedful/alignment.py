@@ -59,7 +59,7 @@ class Aligner:
     def load(cls, folder: Path) -> "Aligner":
         path = folder / "alignment.json"
         if not path.is_file():
-            raise ValueError(f"{folder} has no alignment.json: no head has been chosen to align by")
+            raise ValueError(f"{folder} has no alignment.json: no alignment head has been chosen")
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
@@ -116,7 +116,7 @@ def _attentions(
 
 
 def _links(memberships: tuple[Tensor, Tensor], weights: Tensor) -> Links:
-    """Each target word to the source word with most of its weight. weights: target source"""
+    """Link each target word to the source word with most of its weight. weights: target source"""
     sources, targets = memberships
     if not sources.numel() or not targets.numel():
         return []

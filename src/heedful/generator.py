@@ -1,4 +1,4 @@
-"""A language model at work: prompts in, continuations out.
+"""Generate text with a language model: prompts in, continuations out.
 
 >>> generator = heedful.load("runs/book")
 >>> generator.generate("the quick", do_sample=False, num_beams=1, max_new_tokens=6)[0].text
@@ -28,15 +28,15 @@ from heedful.decoding.streams import cores
 from heedful.model.architecture import LanguageModel
 from heedful.text.tokenizer import Tokenizer
 
-BATCH_TOKENS = 16_384  # prompts and continuations that are written together
-TOP = 5  # of each token's alternatives
+BATCH_TOKENS = 16_384  # per batch, prompts and continuations together
+TOP = 5  # alternatives reported for each token
 SAMPLED = GenerationConfig(do_sample=True, temperature=0.8, top_p=0.95, max_new_tokens=200)
 GREEDY = GenerationConfig(num_beams=1, max_new_tokens=200)
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """`text` follows the prompt; `stopped` says why it ends: stop (an end or a stop string) or length."""
+    """`text` follows the prompt; `stopped` says why it ends: stop (</s> or a stop string) or length."""
 
     text: str
     score: float
@@ -46,8 +46,8 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Piece:
-    """A token just written. `text` is what can be shown of it: nothing yet, while a character or what may become a stop
-    string is incomplete. `top`: the likeliest tokens in its place, with their log-probabilities."""
+    """A token just generated. `text` is what can be shown of it: nothing yet, while a character or what may become a
+    stop string is incomplete. `top`: the most likely tokens at its position, with their log-probabilities."""
 
     text: str
     token: int
@@ -57,8 +57,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to continue. `heard` is told each sampled piece of text as soon as it is written, (which continuation,
-    piece), and says whether to go on."""
+    """A text to continue. `heard` is called with each sampled piece of text as soon as it is generated (number of the
+    continuation, piece), and returns whether to continue."""
 
     text: str
     heard: Callable[[int, Piece], bool] | None = None
@@ -105,7 +105,7 @@ class Generator:
     def generate(
         self, prompts: str | Sequence[str], config: GenerationConfig = SAMPLED, **options: Any
     ) -> list[Continuation] | list[list[Continuation]]:
-        """As many continuations as `num_return_sequences`, the best first; of several prompts, a list of them each.
+        """`num_return_sequences` continuations, best first; for several prompts, such a list for each.
         Options are those of `GenerationConfig`.
 
         >>> generator = heedful.load("runs/book")
@@ -120,7 +120,7 @@ class Generator:
         return found[0] if isinstance(prompts, str) else found
 
     def read(self, prompts: Sequence[Prompt]) -> list[Reading]:
-        """Tokenise, once. Of a prompt that is too long for the model, the end counts."""
+        """Tokenise, once. A prompt that is too long for the model is truncated at its beginning."""
         rows = self.tokenizer.encode([prompt.text for prompt in prompts])
         last = 0 if self.limit is None else -(self.limit - 1)
         return [
@@ -135,8 +135,8 @@ class Generator:
         batch_tokens: int = BATCH_TOKENS,
         dropped: Callable[[int], bool] | None = None,
     ) -> list[list[Continuation]]:
-        """Prompts of about the same length are continued together. `dropped`: says of a prompt, while it is being
-        continued, that nobody wants it any longer."""
+        """Prompts of similar length are continued together. `dropped`: whether a prompt has been cancelled, asked
+        while it is being continued."""
         pieces: dict[tuple[int, int], _Pieces] = {}
 
         def heard(number: int, copy: int, token: int, log_probs: Tensor) -> bool:
@@ -158,16 +158,16 @@ class Generator:
         return self.starter.size(reading.tokens, config)
 
     def close(self) -> None:
-        """Stop the streams, if there are any; the next prompt starts them again."""
+        """Stop the streams, if any; the next call restarts them."""
         self.runner.close()
 
     def predict(self, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """The likeliest continuation of each, token by token."""
+        """The greedy continuation of each."""
         found = self.generate(texts, GREEDY)
         return [{"text": one.text, "score": one.score, "finish_reason": one.stopped} for (one,) in found]
 
     def stream(self, prompt: str, config: GenerationConfig, heard: Callable[[int, Piece], bool]) -> list[Continuation]:
-        """Sample, and report each piece of text as soon as it is written: (which continuation, piece) -> go on?"""
+        """Sample, and report each piece of text as soon as it is generated; for `heard`, see `Prompt`."""
         return self.write(self.read([Prompt(prompt, heard)]), config)[0]
 
     @torch.inference_mode()
@@ -215,7 +215,7 @@ def _listed(texts: str | Sequence[str]) -> Sequence[str]:
 
 
 class _Pieces:
-    """Text that grows token by token, given out as far as it is certain."""
+    """Text that grows token by token, released as far as it is certain."""
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
         self.tokenizer, self.stop_strings = tokenizer, stop_strings

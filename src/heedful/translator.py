@@ -1,4 +1,4 @@
-"""Raw text in, raw text out: a model folder at work.
+"""Raw text in, raw text out: translate with a trained model.
 
 >>> translator = heedful.load("runs/my-model")
 >>> translator.translate("a b c").text
@@ -37,13 +37,13 @@ from heedful.text.parts import split as split_long
 from heedful.text.sentences import sentences
 from heedful.text.tokenizer import Tokenizer
 
-SEVERAL = 0.1  # of a corpus's lines with more than one sentence, from which on its model reads such lines
+SEVERAL = 0.1  # share of multi-sentence lines in a corpus from which on its model translates them unsplit
 CHUNK = 1024  # sentences sorted by length together; also how far a stream reads ahead
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """One way to say it. `score` is what it is ranked by."""
+    """One possible translation. `score` is what it is ranked by."""
 
     text: str
     score: float
@@ -53,10 +53,9 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Translation(Alternative):
-    """The best way to say it, and the others that were asked for. `warnings`: what was done to a difficult input.
+    """The best translation, and the alternatives if requested. `warnings`: how a difficult input was handled.
 
-    Where it was asked for: `alignment`, the source word of each target word; `history`, what the search looked at, step
-    by step.
+    If requested: `alignment`, the source word of each target word; `history`, the candidates of each search step.
     """
 
     alternatives: list[Alternative] = field(default_factory=list)
@@ -66,9 +65,9 @@ class Translation(Alternative):
 
 
 class Translator:
-    """One model, or several of the same vocabulary whose probabilities are averaged. `aligner`: the head that says
-    which word comes from which; `shortlist`: which words may come of which; `streams`: batches translated at once;
-    `split`: whether a text of several sentences is translated sentence by sentence, in this source `language`."""
+    """One model, or several with the same vocabulary whose probabilities are averaged. `aligner`: the alignment head;
+    `shortlist`: the target tokens to consider for each source token; `streams`: batches translated in parallel;
+    `split`: whether texts are translated sentence by sentence; `language`: the source language, for splitting."""
 
     def __init__(
         self,
@@ -131,7 +130,7 @@ class Translator:
         return self.write(self.read(requests, split=split), config, **options)
 
     def read(self, requests: Sequence[Request], *, split: bool | None = None) -> list["Reading"]:
-        """Split and tokenise, once. A text with a prefix or phrases to write is not split into sentences."""
+        """Split and tokenise, once. A text with a prefix or required phrases is not split into sentences."""
         whole = self.split if split is None else split
         wanted = [whole and not request.prefix and not request.required for request in requests]
         parts = self._parts([request.text for request in requests], wanted)
@@ -149,11 +148,11 @@ class Translator:
         replace_unknowns: bool = False,
         dropped: Callable[[int], bool] | None = None,
     ) -> list[Translation]:
-        """A batch has at most `batch_tokens` source tokens, times beams, and `batch_size` texts. `replace_unknowns`: in
-        place of a word that the model does not know, the source word it looks at. `dropped`: says of a text, while it
-        is being translated, that nobody wants it any longer; it comes out unfinished."""
+        """A batch has at most `batch_tokens` source tokens, times beams, and `batch_size` texts. `replace_unknowns`:
+        replace each unknown word by the source word it attends to. `dropped`: whether a text has been cancelled, asked
+        while it is being translated; its translation is then incomplete."""
         if (alignment or replace_unknowns) and self.aligner is None:
-            raise ValueError("this model has no alignment.json: no head has been chosen to align by")
+            raise ValueError("this model has no alignment.json: no alignment head has been chosen")
         config = config or GenerationConfig()
         requests = [request for reading in readings for request in reading.requests()]
         owners = [owner for owner, reading in enumerate(readings) for _ in reading.parts]
@@ -196,13 +195,13 @@ class Translator:
         return [{"text": one.text, "score": one.score} for one in self.translate(texts)]
 
     def close(self) -> None:
-        """Stop the streams, if there are any; the next text starts them again."""
+        """Stop the streams, if any; the next call restarts them."""
         self.runner.close()
 
     def align(self, pairs: Sequence[tuple[str, str]]) -> list[Links]:
         """(source word, target word), counted from 0, for each pair."""
         if self.aligner is None:
-            raise ValueError("this model has no alignment.json: no head has been chosen to align by")
+            raise ValueError("this model has no alignment.json: no alignment head has been chosen")
         return self.aligner.align(self.models[0], [self.source, self.target], pairs)
 
     def _align_parts(self, whole: tuple[str, str], texts: list[str], each: list[list[Alternative]]) -> Links:
@@ -258,7 +257,7 @@ class Translator:
         return found
 
     def _log_probs(self, source: Tensor, valid: Tensor, target: Tensor) -> Tensor:
-        """batch target vocab; of several models, the mean of their probabilities."""
+        """batch target vocab; for an ensemble, the mean of the probabilities."""
         each = [model(source, target, source_valid=valid).float().log_softmax(-1) for model in self.models]
         return each[0] if len(each) == 1 else torch.stack(each).logsumexp(0) - math.log(len(each))
 
@@ -310,7 +309,7 @@ class Translator:
         ]
 
     def _with_copies(self, text: str, tokens: list[int]) -> str:
-        """The text of these tokens; for each unknown one, the source token that it looks at most."""
+        """The text of these tokens, with each unknown one replaced by the source token it attends to most."""
         assert self.aligner is not None
         pieces = self.source.pieces(text)
         read = [token for token, _, _ in pieces]
@@ -345,14 +344,14 @@ class Reading:
     parts: list[_Part]
 
     def requests(self) -> list[Request]:
-        """One for each part. What must be written is asked of the first."""
+        """One per part. Prefix and required phrases apply to the first."""
         first, *others = self.parts
         rest = [Request(part.text, banned=self.request.banned) for part in others]
         return [replace(self.request, text=first.text), *rest]
 
 
 def _join(parts: list[list[Alternative]], cuts: list[_Part]) -> Translation:
-    """The translation of a text from those of its parts; its n-th alternative is made of their n-th ones."""
+    """The translation of a text from those of its parts; its n-th alternative joins their n-th ones."""
     if len(parts) == 1 and parts[0]:
         best, *others = parts[0]
         return Translation(**vars(best), alternatives=others)
@@ -376,17 +375,17 @@ def _joined(parts: list[tuple[Alternative, str]]) -> Alternative:
 def load(
     folder: str | Path, *others: str | Path, quantize: str = "", shortlist: bool = False, streams: int | None = None
 ) -> Translator:
-    """The translator of a model folder; of several, the ensemble of their models. `quantize`: int8, for weights in a
-    quarter of the memory; `shortlist`: look at likely words only; `streams`: batches at once, by default one a core."""
+    """The translator of a model folder; several give an ensemble. `quantize`: int8, for a quarter of the weight
+    memory; `shortlist`: consider only likely target tokens; `streams`: batches in parallel, by default one per core."""
     if quantize not in ("", "int8"):
-        raise ValueError(f"quantize {quantize!r} is not known; known: int8")
+        raise ValueError(f"unknown quantize {quantize!r}; known: int8")
     folders = [Path(name) for name in (folder, *others)]
     models, digests = [], set()
     for place in folders:
         model = load_model(place)
         if not isinstance(model, SequenceToSequence):
             raise ValueError(
-                f"{place} holds a {model.config.kind} model, which does not translate; use heedful predict or generate"
+                f"{place}: a model of kind {model.config.kind} does not translate; use heedful predict or generate"
             )
         if quantize:
             quantize_int8(model)
@@ -416,4 +415,4 @@ def reads_sentences(folder: Path) -> bool:
         share = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))["several"]
         return bool(share < SEVERAL)
     except (OSError, ValueError, LookupError, TypeError):
-        return True  # an older folder
+        return True  # a folder of an older version

@@ -97,7 +97,7 @@ def test_mistakes_in_wishes(place, monkeypatch, capsys):
     assert "num_beam_groups and diversity_penalty go together" in said
     said = refused(monkeypatch, capsys, "translate", "a", "--mbr", 4, "--required", "x")
     assert "--mbr chooses among samples; leave out --required, --history, --num-beam-groups, alignments" in said
-    assert "quantize 'int4' is not known; known: int8" in refused(
+    assert "unknown quantize 'int4'; known: int8" in refused(
         monkeypatch, capsys, "evaluate", "a", "p.tsv", "--quantize", "int4"
     )
 
@@ -144,7 +144,7 @@ def test_json_lines_pass_through_what_they_do_not_know(place):
 def test_an_ensemble_of_models_with_different_words_is_refused(place):
     assert heedful(place, "translate", "a", "b", stdin=b"a b\n")[0] == 0
     code, _, said = heedful(place, "translate", "a", "lm", stdin=b"a b\n")
-    assert code == 2 and "holds a decoder_only model, which does not translate" in said
+    assert code == 2 and "a model of kind decoder_only does not translate" in said
 
 
 def test_evaluate_one_model(place):
@@ -206,16 +206,16 @@ def test_a_language_model_continues_and_is_measured(place):
 
 MISTAKES = {
     "no model": (["translate", "nowhere"], "nowhere is not a model folder: there is no config.yaml in it"),
-    "language model": (["translate", "lm"], "holds a decoder_only model, which does not translate"),
-    "translator": (["generate", "a", "x"], "holds a encoder_decoder model, which does not continue texts"),
+    "language model": (["translate", "lm"], "a model of kind decoder_only does not translate"),
+    "translator": (["generate", "a", "x"], "a model of kind encoder_decoder does not continue texts"),
     "no input": (["translate", "a", "-i", "missing.txt"], "there is no file missing.txt"),
-    "quantize": (["translate", "a", "--quantize", "int4"], "quantize 'int4' is not known; known: int8"),
+    "quantize": (["translate", "a", "--quantize", "int4"], "unknown quantize 'int4'; known: int8"),
     "format": (["translate", "a", "--format", "xml"], "format 'xml' is not one of plain, nbest, jsonl, pharaoh"),
     "too many": (["translate", "a", "--n-best", "9"], "num_return_sequences 9 is more than num_beams 4"),
     "no test": (["evaluate", "a", "missing.tsv"], "there is no file missing.tsv"),
     "only a model": (["evaluate", "p.tsv"], "give a model folder and a test file"),
     "only a model to score": (["score", "a"], "give one or two model folders and a file of pairs"),
-    "empty test": (["evaluate", "a", "empty.tsv"], "empty.tsv has no usable pair"),
+    "empty test": (["evaluate", "a", "empty.tsv"], "empty.tsv has no usable pairs"),
 }
 
 

@@ -85,7 +85,7 @@ def test_a_sentence_does_not_depend_on_its_batch(seed):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_beam_groups": 3, "diversity_penalty": 1.0}, "num_beams 4 cannot be dealt out to 3 groups equally"),
+        ({"num_beam_groups": 3, "diversity_penalty": 1.0}, "num_beams 4 must be a multiple of num_beam_groups 3"),
         ({"num_beam_groups": 2}, "num_beam_groups and diversity_penalty go together"),
         ({"diversity_penalty": 1.0}, "num_beam_groups and diversity_penalty go together"),
         ({"num_beam_groups": 2, "diversity_penalty": 1.0, "do_sample": True}, "leave out do_sample"),

@@ -49,7 +49,7 @@ def test_it_is_found_again_in_the_folder(few, tmp_path):
     found.save(tmp_path)
     again = Shortlist.load(tmp_path)
     assert torch.equal(again.table, found.table) and torch.equal(again.common, found.common) and again.joint
-    with pytest.raises(ValueError, match=r"has no shortlist.safetensors; it is written at the end of a training"):
+    with pytest.raises(ValueError, match=r"has no shortlist.safetensors; it is written at the end of training"):
         Shortlist.load(tmp_path / "elsewhere")
 
 

@@ -315,7 +315,7 @@ def test_long_texts_and_mistakes_stay_usable(page):
     page.fill("#source", "a b c d e f g h i j. " * 30)
     page.wait_for_selector("#part:has-text('parts. This is part 1: “a b c')")
     page.fill("#source", "x" * 20_001)
-    page.wait_for_selector("#problem:has-text('characters are more than')")
+    page.wait_for_selector("#problem:has-text('characters exceed the limit')")
     page.fill("#source", "")
     page.wait_for_selector("#problem", state="hidden")
     assert page.locator("#target span").count() == 0

@@ -111,17 +111,17 @@ def test_a_language_into_itself_is_echoed(server):
         ({}, "Invalid request: missing q parameter"),
         ({"q": "a"}, "Invalid request: missing target parameter"),
         ({"q": "a", "target": "de"}, "Invalid request: missing source parameter"),
-        ({"q": 5, **ASKED}, "Invalid request: q is not a text or a list of texts"),
-        ({"q": [], **ASKED}, "Invalid request: q is not a text or a list of texts"),
-        ({"q": ["a", None], **ASKED}, "Invalid request: q is not a text or a list of texts"),
+        ({"q": 5, **ASKED}, "Invalid request: q is not a string or a list of strings"),
+        ({"q": [], **ASKED}, "Invalid request: q is not a string or a list of strings"),
+        ({"q": ["a", None], **ASKED}, "Invalid request: q is not a string or a list of strings"),
         ({"q": "a", "source": "zz", "target": "de"}, "zz is not supported"),
         ({"q": "a", "source": "de", "target": "en"}, "en is not available as a target language from de"),
-        ({"q": "a", "source": ["en"], "target": "de"}, "Invalid request: source is not a text"),
+        ({"q": "a", "source": ["en"], "target": "de"}, "Invalid request: source is not a string"),
         ({"q": "a", "format": "pdf", **ASKED}, "pdf is not a supported format; use text or html"),
-        ({"q": "a", "alternatives": -1, **ASKED}, "Invalid request: alternatives is not a number from 0 to 8"),
-        ({"q": "a", "alternatives": "x", **ASKED}, "Invalid request: alternatives is not a number from 0 to 8"),
-        ({"q": "a" * 20_001, **ASKED}, "20001 characters are more than 20000; send less at a time"),
-        ({"q": ["a"] * 257, **ASKED}, "257 texts are more than 256; send fewer at a time"),
+        ({"q": "a", "alternatives": -1, **ASKED}, "Invalid request: alternatives is not an integer from 0 to 8"),
+        ({"q": "a", "alternatives": "x", **ASKED}, "Invalid request: alternatives is not an integer from 0 to 8"),
+        ({"q": "a" * 20_001, **ASKED}, "20001 characters exceed the limit of 20000; send less at a time"),
+        ({"q": ["a"] * 257, **ASKED}, "257 texts exceed the limit of 256; send fewer at a time"),
     ],
 )
 def test_requests_that_are_wrong(server, fields, message):
@@ -166,7 +166,7 @@ def test_more_lines_than_could_ever_wait(server):
     answer = translate(server, q="a\n" * 1500, **ASKED)
     assert (answer.status_code, answer.json()) == (
         400,
-        {"error": "1500 lines are more than 1024; send fewer at a time"},
+        {"error": "1500 lines exceed the limit of 1024; send fewer at a time"},
     )
 
 
@@ -263,7 +263,7 @@ def test_a_model_without_languages_is_src_to_tgt_and_the_refusal_says_what_to_do
         assert translate(url, q="a b", source="src", target="tgt").status_code == 200
         said = translate(url, q="a b", **ASKED).json()["error"]
     assert said == (
-        "en is not supported; a model here names no languages: ask for src and tgt, "
+        "en is not supported; a model's languages are unknown: use src and tgt, "
         "or start the server with --from and --to"
     )
 
@@ -282,7 +282,7 @@ def test_languages_named_at_the_start_are_those_of_the_models_that_lack_them(unn
 @pytest.mark.parametrize(
     ("languages", "message"),
     [
-        (("fr", "it"), "no model here needs its languages named: en-de is en to de"),
+        (("fr", "it"), "no model needs --from or --to: en-de is en to de"),
         (("auto", "de"), "'auto' is not a language code, such as en or pt-BR"),
     ],
 )
@@ -294,7 +294,7 @@ def test_languages_that_cannot_be_named(folders, languages, message):
 def test_the_command_warns_of_languages_that_are_not_named(unnamed):
     process, _ = start(unnamed)
     try:
-        assert "plain does not know its languages, so LibreTranslate clients must ask for src and tgt" in (
+        assert "the languages of plain are unknown, so LibreTranslate clients must ask for src and tgt" in (
             process.stderr.readline()
         )
     finally:
@@ -419,7 +419,7 @@ def test_a_model_is_changed_while_the_server_runs(folders, tmp_path):
         assert translate(url, q="a b c", api_key="k", **ASKED).json() == before
         shutil.rmtree(place)
         answer = httpx.post(f"{url}/api/models/reload", json={"model": "mine"}, headers=head, timeout=30)
-        assert answer.status_code == 400 and answer.json()["error"].startswith("the old model stays:")
+        assert answer.status_code == 400 and answer.json()["error"].startswith("the old model is kept:")
         assert translate(url, q="a b c", api_key="k", **ASKED).json() == before
         answer = httpx.post(f"{url}/api/models/reload", json={"model": "other"}, headers=head)
         assert (answer.status_code, answer.json()) == (404, {"error": "there is no model 'other'"})
@@ -509,7 +509,8 @@ def test_too_much_to_look_inside(server, offline):
     found = httpx.post(f"{server}/api/inspect", json={"text": "a b " * 300}, timeout=30).json()
     parts = offline.parts("a b " * 300)
     assert found["part"] == {"number": 1, "count": len(parts), "text": parts[0]}
-    assert found["warnings"] == ["only the first part of this long text is shown inside"] and len(found["source"]) < 40
+    assert found["warnings"] == ["the text was translated in parts; only the first is inspected"]
+    assert len(found["source"]) < 40
 
 
 def test_no_request_that_the_schema_allows_breaks_the_server(folders):
@@ -612,7 +613,7 @@ def test_those_who_wait_for_a_language_model_are_bounded_and_so_is_their_time(fo
         model.engine.limit = 2
         for stream in (True, False):
             answer = httpx.post(f"{url}/v1/completions", json={**asked, "stream": stream}, timeout=60)
-            assert answer.status_code == 400 and "200 lines are more than 2" in answer.text
+            assert answer.status_code == 400 and "200 lines exceed the limit of 2" in answer.text
         until = time.monotonic() + 10
         while model.engine.waiting and time.monotonic() < until:
             time.sleep(0.05)

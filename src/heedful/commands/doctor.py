@@ -11,7 +11,7 @@ import typer
 
 from heedful.commands.options import Parts
 
-OPTIONAL = {"matplotlib": "pictures", "tensorboard": "curves in TensorBoard", "transformers": "parity tests only"}
+OPTIONAL = {"matplotlib": "plots", "tensorboard": "curves in TensorBoard", "transformers": "parity tests only"}
 
 
 def doctor(
@@ -47,7 +47,7 @@ def doctor(
 
 
 def paths(folder: Path) -> list[dict[str, str]]:
-    """What runs each part of a model."""
+    """What runs each component of a model."""
     from heedful.checkpoint import load_model
     from heedful.model.cpu.report import report
 
@@ -77,7 +77,7 @@ def examine() -> dict[str, Any]:
         "torch": torch.__version__,
         "processor": _processor(),
         "cores": f"{os.cpu_count()}, of which torch uses {torch.get_num_threads()}",
-        "kernels": f"torch's only ({MISSING})" if NATIVE is None else f"our own, for {NATIVE.PROCESSOR}",
+        "kernels": f"torch only ({MISSING})" if NATIVE is None else f"native, for {NATIVE.PROCESSOR}",
         "memory free": f"{free / 2**30:.1f} GiB" if free else "unknown",
         "GPU": ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) or "none",
         "trains on": f"{device}, in {choose(torch.device(device))}",

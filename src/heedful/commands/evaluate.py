@@ -59,7 +59,7 @@ def evaluate(
     options = {name: value for name, value in asked.items() if value}
     first = heedful.load(folders[0], **options)
     for folder in folders:
-        _say_if_trained_on(folder, test)
+        _warn_if_trained_on(folder, test)
     from heedful.translator import Translator, load
 
     if not isinstance(first, Translator):
@@ -114,7 +114,7 @@ def _test_of(models: list[Path]) -> tuple[list[Path], Path]:
     return folders, test
 
 
-def _say_if_trained_on(folder: Path, test: Path) -> None:
+def _warn_if_trained_on(folder: Path, test: Path) -> None:
     """Warn if the test file is the training file: the scores then say nothing about new texts."""
     from heedful.data.digest import file_digest
 
@@ -183,7 +183,7 @@ def _pairs(file: Path) -> list[tuple[str, str]]:
         else:
             pairs.append((line.texts[0], line.texts[1]))
     if not pairs:
-        raise ValueError(f"{file} has no usable pair")
+        raise ValueError(f"{file} has no usable pairs")
     return pairs
 
 
@@ -263,8 +263,8 @@ def _print(data: dict[str, Any]) -> None:
     for name in ("bleu", "chrf", "ter"):
         console.print(first[name]["signature"], highlight=False, soft_wrap=True)
     for one in data.get("comparison", []):
-        luck = "" if one["p_value"] is None else f", p = {one['p_value']:.4f}"
-        mean = f"mean {one['mean']:.2f} ± {one['interval']:.2f}{luck}"
+        p = "" if one["p_value"] is None else f", p = {one['p_value']:.4f}"
+        mean = f"mean {one['mean']:.2f} ± {one['interval']:.2f}{p}"
         console.print(f"{one['system']}: {one['metric']} {one['score']:.2f} ({mean})", highlight=False)
     lengths = ", ".join(
         f"{one['words']} words {one['chrf']:.1f} ({one['sentences']})" for one in data["by_source_words"]

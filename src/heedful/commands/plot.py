@@ -1,4 +1,4 @@
-"""`heedful plot`: plots of attention, positions, schedules and trainings."""
+"""`heedful plot`: plots of attention, positions, schedules and training runs."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ def _plot() -> None:
 def attention(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
     text: Annotated[str, typer.Argument(help="The text to translate.")],
-    out: Annotated[Path, typer.Option(help="The picture.")] = Path("attention.png"),
+    out: Annotated[Path, typer.Option(help="The image file to write.")] = Path("attention.png"),
     kind: Annotated[str, typer.Option(help="cross, encoder or decoder.")] = "cross",
     head: Annotated[str, typer.Option(help="Plot only this head: LAYER.HEAD, from 0, or `aligner`.")] = "",
     part: Annotated[int, typer.Option(min=1, help="Which part, if a long text is translated in parts.")] = 1,
@@ -64,7 +64,7 @@ def attention(
 
 @plot.command()
 def positions(
-    out: Annotated[Path, typer.Option(help="The picture.")] = Path("positions.png"),
+    out: Annotated[Path, typer.Option(help="The image file to write.")] = Path("positions.png"),
     length: Annotated[int, typer.Option(min=1, help="Number of positions.")] = 100,
     width: Annotated[int, typer.Option(min=4, help="Number of dimensions.")] = 128,
     as_json: Json = False,
@@ -82,7 +82,7 @@ def positions(
 def schedule(
     recipe: Annotated[str, typer.Argument(help="A named recipe or a YAML file.")] = "tiny",
     changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to change.")] = None,
-    out: Annotated[Path, typer.Option(help="The picture.")] = Path("schedule.png"),
+    out: Annotated[Path, typer.Option(help="The image file to write.")] = Path("schedule.png"),
     as_json: Json = False,
 ) -> None:
     """Plot the learning rate over the steps of a recipe.
@@ -101,7 +101,7 @@ def schedule(
 def training(
     model: Annotated[Path, typer.Argument(help="A model folder, finished or not.")], as_json: Json = False
 ) -> None:
-    """Plot loss, scores and learning rate of a training, as training.png in its folder.
+    """Plot loss, scores and learning rate of a training run, as training.png in its folder.
 
     Examples:
 

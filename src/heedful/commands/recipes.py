@@ -1,4 +1,4 @@
-"""`heedful recipes` and `heedful recipe show`: the settings of a training."""
+"""`heedful recipes` and `heedful recipe show`: training settings."""
 
 import json
 from pathlib import Path

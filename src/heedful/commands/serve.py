@@ -87,7 +87,7 @@ def serve(
         if not model.named:
             codes = f"LibreTranslate clients must ask for {model.source} and {model.target}"
             print(
-                f"warning: {model.name} does not know its languages, so {codes}; name them: --from en --to de",
+                f"warning: the languages of {model.name} are unknown, so {codes}; set them: --from en --to de",
                 file=sys.stderr,
                 flush=True,
             )

@@ -51,7 +51,7 @@ def translate(
         bool | None,
         typer.Option("--split/--no-split", help="Translate sentence by sentence. Default: as the model was trained."),
     ] = None,
-    mbr: Annotated[int, typer.Option(min=0, help="Minimum Bayes risk: draw so many samples, pick the consensus.")] = 0,
+    mbr: Annotated[int, typer.Option(min=0, help="Samples for minimum Bayes risk decoding; 0 = off.")] = 0,
     quantize: Annotated[str, typer.Option(help="int8: a quarter of the memory for weights; CPU only.")] = "",
     parts: Parts = None,
     *,

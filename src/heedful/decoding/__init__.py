@@ -1,1 +1,1 @@
-"""MODEL -> TOKENS. A search asks a `Stepper` for what may come next, and knows nothing else of the model."""
+"""MODEL -> TOKENS. A search sees the model only as a `Stepper`, which gives the next log-probabilities."""

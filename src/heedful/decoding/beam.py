@@ -1,9 +1,9 @@
 """Beam search: at every step keep the best few continuations of each sentence.
 
-    expand    every live hypothesis by every token, and take the best candidates
-    finish    those that end
-    prune     the best of the others live on
-    done      is a sentence whose live hypotheses cannot beat those already kept
+    expand    extend every live hypothesis by every token, and take the best candidates
+    finish    collect those that end
+    prune     keep the best of the others
+    done      stop a sentence whose live hypotheses cannot beat the finished ones
 
 The functions are pure; `search` holds the state and talks to the stepper.
 """
@@ -34,7 +34,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Considered:
-    """A continuation that a search looked at. `parent`: which beam of the step before it continues; `beam`: which one
+    """A candidate that a search considered. `parent`: the beam of the previous step that it continues; `beam`: the one
     it became, None if it was dropped or ended."""
 
     parent: int
@@ -50,7 +50,7 @@ History = list[list[Considered]]  # step by step
 
 @dataclass(frozen=True)
 class Beams:
-    """Live hypotheses: equally many to a sentence, best first. Places without one have the score -inf."""
+    """Live hypotheses: equally many per sentence, best first. Empty slots have the score -inf."""
 
     tokens: Tensor  # sentences beams length
     token_log_probs: Tensor  # sentences beams length
@@ -86,9 +86,9 @@ def search(
     histories: list[History] | None = None,
     dropped: Callable[[int], bool] = lambda sentence: False,
 ) -> list[list[Hypothesis]]:
-    """The best hypotheses of each sentence, best first. `first`: the token each starts with; `limits`: the most new
-    tokens each may have, the end included; `histories`: one for each sentence, to be filled; `dropped`: says of a
-    sentence that nobody wants it any longer."""
+    """The best hypotheses of each sentence, best first. `first`: the token each starts with; `limits`: the maximum
+    number of new tokens of each, </s> included; `histories`: one per sentence, to be filled; `dropped`: whether a
+    sentence has been cancelled."""
     beams = start(len(limits), first.device)
     live = list(range(len(limits)))
     finished: list[list[Hypothesis]] = [[] for _ in limits]
@@ -105,7 +105,7 @@ def search(
                 finished[sentence] = keep(finished[sentence] + found, config.num_beams)
         places, beams = prune(beams, candidates, ending, config.num_beams)
         if histories is not None:
-            for sentence, step in zip(live, looked_at(candidates, ending, places), strict=True):
+            for sentence, step in zip(live, considered(candidates, ending, places), strict=True):
                 histories[sentence].append(step)
         rows = candidates.parents.gather(1, places) + row_starts(log_probs)
         best = beams.scores[:, 0].tolist()
@@ -128,7 +128,7 @@ def search(
 
 
 def start(sentences: int, device: torch.device) -> Beams:
-    """One empty hypothesis each: there is nothing yet to tell beams apart."""
+    """One empty hypothesis per sentence: more would all be the same."""
     nothing = torch.zeros(sentences, 1, 0, device=device)
     return Beams(nothing.long(), nothing, torch.zeros(sentences, 1, device=device))
 
@@ -140,8 +140,8 @@ def row_starts(log_probs: Tensor) -> Tensor:
 
 
 def expand(beams: Beams, log_probs: Tensor, num_beams: int, penalties: Tensor | None = None) -> Candidates:
-    """The best continuations. Twice as many as beams: even if half of them end, enough live on. `penalties` (sentences
-    vocab) bear on what is picked, not on its score.
+    """The best continuations. Twice as many as beams: even if half of them end, enough remain. `penalties` (sentences
+    vocab) affect the selection, not the scores.
 
     log_probs: sentences beams vocab
     """
@@ -154,7 +154,7 @@ def expand(beams: Beams, log_probs: Tensor, num_beams: int, penalties: Tensor | 
 
 
 def expand_required(beams: Beams, log_probs: Tensor, num_beams: int, required: Sequence[Required]) -> Candidates:
-    """Those that end, then those that go on; as many of each as beams, with -inf where there are fewer."""
+    """Candidates that end, then those that do not: `num_beams` of each, padded with -inf."""
     totals = beams.scores[..., None] + log_probs
     places = torch.zeros(len(totals), 2 * num_beams, dtype=torch.long, device=totals.device)
     nowhere = torch.ones_like(places, dtype=torch.bool)
@@ -193,7 +193,7 @@ def ends(beams: Beams, candidates: Candidates, limits: list[int], eos: int, rule
 def finish(
     beams: Beams, candidates: Candidates, ending: Tensor, eos: int, config: GenerationConfig
 ) -> list[list[Hypothesis]]:
-    """The candidates that end, of each sentence; only those good enough to have lived on."""
+    """The candidates of each sentence that end; only those among the best `num_beams`."""
     found: list[list[Hypothesis]] = [[] for _ in range(len(ending))]
     within = ending[:, : config.num_beams] & (candidates.scores[:, : config.num_beams] > -torch.inf)
     for sentence, place in within.nonzero().tolist():
@@ -222,8 +222,8 @@ def keep(hypotheses: list[Hypothesis], count: int) -> list[Hypothesis]:
 def prune(
     beams: Beams, candidates: Candidates, ending: Tensor, num_beams: int, *, in_order: bool = False
 ) -> tuple[Tensor, Beams]:
-    """The best candidates that go on: their places among the candidates, and the beams they make. `in_order`: the first
-    ones instead, where they stand in an order of their own."""
+    """The best candidates that do not end: their indices, and the resulting beams. `in_order`: the first ones instead,
+    where the candidates are not sorted by score."""
     open_scores = candidates.scores.masked_fill(ending, -torch.inf)
     judged = open_scores
     if in_order:
@@ -239,10 +239,10 @@ def prune(
 
 
 def done(finished: list[Hypothesis], best: float, length: int, limit: int, config: GenerationConfig) -> bool:
-    """Whether nothing that lives, the best of it with this log-probability, can still get among those returned."""
+    """Whether no live hypothesis, the best one having this log-probability, can still be among those returned."""
     if best == -torch.inf or length >= limit:
         return True
-    if config.early_stopping is True or config.num_beams == 1:  # a beam of one is greedy: it takes the first end
+    if config.early_stopping is True or config.num_beams == 1:  # a beam of one is greedy: it stops at the first end
         return len(finished) >= config.num_beams
     wanted = config.num_return_sequences
     if len(finished) < wanted:
@@ -250,8 +250,8 @@ def done(finished: list[Hypothesis], best: float, length: int, limit: int, confi
     return config.best_rank(best, length, limit) <= finished[wanted - 1].score
 
 
-def looked_at(candidates: Candidates, ending: Tensor, places: Tensor) -> list[list[Considered]]:
-    """The candidates of this step, for those who want to see."""
+def considered(candidates: Candidates, ending: Tensor, places: Tensor) -> list[list[Considered]]:
+    """The candidates of this step, for the search history."""
     steps = []
     for sentence in range(len(ending)):
         beams = {place: beam for beam, place in enumerate(places[sentence].tolist())}

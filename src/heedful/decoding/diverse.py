@@ -1,7 +1,7 @@
 """Diverse beam search (Vijayakumar et al. 2018): groups of beams that take turns at every step.
 
-A group shuns the tokens that the groups before it have just written, so that the results differ by more than a word at
-the end.
+A group is penalised for tokens that the groups before it have just chosen, so that the results differ by more than a
+word at the end.
 """
 
 import torch
@@ -17,8 +17,8 @@ from heedful.decoding.stepper import Stepper
 def diverse_search(
     stepper: Stepper, first: Tensor, config: GenerationConfig, *, eos: int, limits: list[int], rules: Rules
 ) -> list[list[Hypothesis]]:
-    """The best hypotheses of each sentence, of all groups together; as `search`. A sentence stays in the batch until
-    all its groups are done; what a group finds after that does not count."""
+    """The best hypotheses of each sentence across all groups; see `search`. A sentence stays in the batch until all its
+    groups are done; what a group finds after it is done does not count."""
     groups, width = config.num_beam_groups, config.num_beams // config.num_beam_groups
     each = config.model_copy(update={"num_beams": width, "num_return_sequences": width})
     beams = [start(len(limits), first.device) for _ in range(groups)]
@@ -59,7 +59,7 @@ def diverse_search(
 
 
 def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Without repetitions, where there is enough else: two groups may come to the same text by different ways."""
+    """Duplicates last: several groups may arrive at the same text."""
     seen: set[tuple[int, ...]] = set()
     first: list[Hypothesis] = []
     again: list[Hypothesis] = []

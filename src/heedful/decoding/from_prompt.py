@@ -1,4 +1,4 @@
-"""How language models begin: the prompts are read, padded on the left."""
+"""How decoding starts for language models: with prompts, padded on the left."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from heedful.decoding.stops import Stops
 from heedful.model.architecture import LanguageModel
 from heedful.text.tokenizer import Tokenizer
 
-NEW_TOKENS = 200  # where the settings do not say how many
+NEW_TOKENS = 200  # if max_new_tokens is 0
 
 
 class FromPrompt:
@@ -21,7 +21,7 @@ class FromPrompt:
         self.models, self.model, self.tokenizer, self.recurrence = [model], model, tokenizer, recurrence
 
     def size(self, tokens: Sequence[int], config: GenerationConfig) -> int:
-        """What is written is kept in the cache beside the prompt."""
+        """New tokens count too: they are cached like the prompt."""
         return len(tokens) + (config.max_new_tokens or NEW_TOKENS)
 
     @property
@@ -29,7 +29,7 @@ class FromPrompt:
         return None
 
     def refresh(self) -> None:
-        """The modules are used as they are."""
+        """Nothing to do: the modules themselves are used."""
 
     def start(self, jobs: Sequence[Job], config: GenerationConfig) -> Start:
         tokenizer, limit = self.tokenizer, self.model.limit
@@ -49,7 +49,7 @@ class FromPrompt:
 
 
 def _padded_left(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """(tokens, valid), so that all last tokens stand in the last column."""
+    """(tokens, valid), with all last tokens in the last column."""
     width = max(map(len, rows))
     tokens = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])
     valid = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])

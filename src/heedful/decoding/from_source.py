@@ -1,4 +1,4 @@
-"""How sequence-to-sequence models begin: the source is read, and what is required of the target becomes rules."""
+"""How decoding starts for sequence-to-sequence models: the source is encoded, and constraints become rules."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -23,8 +23,8 @@ REQUIRED_BEAMS = 10
 
 
 class FromSource:
-    """One model, or several of the same vocabulary whose probabilities are averaged. `shortlist`: the target words to
-    consider for a source word."""
+    """One model, or several with the same vocabulary whose probabilities are averaged. `shortlist`: the target tokens
+    to consider for each source token."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class FromSource:
     def groups(
         self, rows: Sequence[list[int]], requests: Sequence[Request], config: GenerationConfig
     ) -> list[tuple[GenerationConfig, list[Job]]]:
-        """The jobs of these texts by their settings: required phrases change the search."""
+        """The jobs of these texts, grouped by settings: required phrases change the search."""
         jobs = numbered(rows, requests)
         plain = [job for job in jobs if not job.request.required]
         demanding = [job for job in jobs if job.request.required]
@@ -98,11 +98,12 @@ class FromSource:
         ]
         most = min([max(limits), *(model.limit or max(limits) for model in self.models)])
         if most < max(least):
-            raise ValueError(f"what must be written takes {max(least)} tokens, but the model writes at most {most}")
+            needed = max(least)
+            raise ValueError(f"prefix and required phrases take {needed} tokens, but the model writes at most {most}")
         return [min(limit, most) for limit in limits]
 
     def _allowed(self, source: Tensor, prefixes: list[list[int]], required: list[list[Phrase]]) -> Tensor | None:
-        """With a shortlist, the words each sentence may use: its own, and those it must; sentences vocab."""
+        """With a shortlist, the tokens each sentence may use, those it must contain included: sentences vocab."""
         if self.shortlist is None:
             return None
         allowed = self.shortlist.allowed(source, self.models[0].vocab)
@@ -120,15 +121,15 @@ class FromSource:
 
     @cached_property
     def continues(self) -> Tensor:
-        """Whether a token goes on with a word: it begins with a letter or digit, without a space before it."""
+        """Whether a token continues a word: it begins with a letter or digit, without a space before it."""
         texts = self.target.decode([token] for token in range(self.target.vocab))
         return torch.tensor([not is_unspaced(text[:1]) for text in texts], device=self.device)
 
 
 def _for_required(config: GenerationConfig) -> GenerationConfig:
-    """Phrases that are required share out the beam, so it needs some width. The likeliest text with them is wanted, by
-    the sum: an average would pay for adding words, since they thin out what the phrases cost."""
+    """Required phrases divide the beam, so it needs some width. Hypotheses are ranked by total log-probability: an
+    average would reward extra words, which dilute the cost of the phrases."""
     if config.do_sample or config.num_beam_groups > 1:
-        raise ValueError("required phrases go with beam search; leave out do_sample and num_beam_groups")
+        raise ValueError("required phrases need plain beam search; leave out do_sample and num_beam_groups")
     width = max(config.num_beams, REQUIRED_BEAMS)
     return config.model_copy(update={"num_beams": width, "length_penalty": 0.0, "alpha": 0.0})

@@ -1,4 +1,4 @@
-"""How to decode: the settings of a search, by Hugging Face's names."""
+"""How to decode: the settings of a search, under Hugging Face's names."""
 
 from typing import Any, Literal
 
@@ -47,7 +47,7 @@ class GenerationConfig(Config):
                 "raise num_beams or set do_sample"
             )
         if self.num_beams % self.num_beam_groups:
-            raise ValueError(f"num_beams {self.num_beams} cannot be dealt out to {self.num_beam_groups} groups equally")
+            raise ValueError(f"num_beams {self.num_beams} must be a multiple of num_beam_groups {self.num_beam_groups}")
         if (self.num_beam_groups > 1) != (self.diversity_penalty > 0):
             raise ValueError("num_beam_groups and diversity_penalty go together: set both or neither")
         if self.num_beam_groups > 1 and self.do_sample:
@@ -59,19 +59,19 @@ class GenerationConfig(Config):
         return self
 
     def rank(self, log_prob: float, length: int) -> float:
-        """What hypotheses are compared by; `length` counts every token written, the end included."""
+        """The score that hypotheses are compared by; `length` counts every new token, </s> included."""
         return log_prob / (length**self.length_penalty * ((5 + length) / 6) ** self.alpha)
 
     def best_rank(self, log_prob: float, length: int, limit: int) -> float:
         """The highest rank that a live hypothesis of this length can still reach by ending within the limit.
 
-        Its log-probability only falls. Where length divides, the longest ending is the kindest; the kindest of all is
-        at one end of the range, because the divisor rises or falls throughout.
+        Its log-probability can only fall, and the divisor is monotonic in the length, so the maximum is at one end of
+        the range: ending now, or at the limit.
         """
         return max(self.rank(log_prob, length + 1), self.rank(log_prob, max(limit, length + 1)))
 
 
-# The other spellings people use.
+# Names used by other tools.
 ALIASES = {
     "beam_size": "num_beams",
     "n_best": "num_return_sequences",
@@ -81,7 +81,7 @@ ALIASES = {
 
 
 def with_options(config: GenerationConfig, options: dict[str, Any]) -> tuple[GenerationConfig, dict[str, Any]]:
-    """The config with those of the options that are its keys, under either spelling; and the other options."""
+    """The config, updated by the options that are its keys under either spelling; and the remaining options."""
     named = {ALIASES.get(name, name): value for name, value in options.items()}
     changed = {name: value for name, value in named.items() if name in GenerationConfig.model_fields}
     others = {name: value for name, value in named.items() if name not in GenerationConfig.model_fields}

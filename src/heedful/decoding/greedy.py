@@ -1,4 +1,4 @@
-"""Always the likeliest next token. Sentences that are done leave the batch."""
+"""Greedy search: always the most likely next token. Finished sentences leave the batch."""
 
 from collections.abc import Callable
 
@@ -20,8 +20,8 @@ def greedy(
     rules: Rules,
     dropped: Callable[[int], bool] = lambda sentence: False,
 ) -> list[Hypothesis]:
-    """Continue each row after its first token until the end or its limit of new tokens. The same as a beam of one, in
-    less time; for rules that do not look at what was written."""
+    """Continue each row after its first token until </s> or its limit of new tokens. Equals a beam of one but is
+    faster; only for rules that do not depend on earlier tokens."""
     config, eos = rules.config, rules.eos
     tokens: list[list[int]] = [[] for _ in limits]
     log_probs: list[list[float]] = [[] for _ in limits]

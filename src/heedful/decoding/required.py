@@ -1,8 +1,8 @@
-"""Phrases that a text must contain: the beam is shared out among hypotheses that have written more or less of them.
+"""Phrases that a text must contain, by dynamic beam allocation (Post and Vilar 2018).
 
-Without that, hypotheses that have paid for an unlikely phrase would lose to those that put it off, until none is left
-(dynamic beam allocation, Post and Vilar 2018). How far a hypothesis is follows from its tokens alone, so nothing has to
-be carried along.
+The beam is divided among hypotheses by how much of the phrases they contain. Otherwise, hypotheses that have paid for
+an unlikely phrase would lose to those that postpone it, until none is left. A hypothesis's progress follows from its
+tokens alone, so no state has to be carried along.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ Partial = tuple[int, int, int]  # phrase, form, how many of its tokens are writt
 
 @dataclass(frozen=True)
 class Phrase:
-    """The ways a phrase may be cut into tokens. `opening`: at the start of a text; `inside`: anywhere else.
+    """The ways a phrase may be tokenised. `opening`: at the start of a text; `inside`: anywhere else.
 
-    `whole`: it ends in a letter or digit, so that the next token must not go on with the word.
+    `whole`: it ends in a letter or digit, so the next token must not continue the word.
     """
 
     opening: tuple[int, ...]
@@ -32,13 +32,13 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a text is.
+    """How much of the phrases a text contains.
 
-    left        the fewest tokens that complete what is missing
-    begun       how many more it would be if the phrase being written were broken off
-    advancing   tokens that bring it nearer
-    useful      those, and tokens that begin a phrase or go on with one begun less far
-    closing     it has just ended a phrase, and with it a word
+    left        the minimum number of tokens that complete the missing phrases
+    begun       how many more it would be if the current phrase were abandoned
+    advancing   tokens that bring it closer to completion
+    useful      those, and tokens that begin a phrase or continue a less advanced one
+    closing     it has just completed a phrase, and with it a word
     """
 
     left: int
@@ -50,8 +50,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Required:
-    """What one sentence's text must contain, within `limit` tokens, the end included. `continues` (vocab): whether a
-    token goes on with the word before it."""
+    """What one sentence's text must contain, within `limit` tokens, </s> included. `continues` (vocab): whether a
+    token continues the word before it."""
 
     phrases: Sequence[Phrase]
     limit: int
@@ -89,7 +89,7 @@ class Required:
         )
 
     def apply(self, log_probs: Tensor, tokens: Sequence[int]) -> None:
-        """Take away what would leave a phrase unwritten. log_probs: vocab, of one hypothesis"""
+        """Mask tokens that would leave a phrase incomplete. log_probs: vocab, of one hypothesis"""
         now = self.progress(tokens)
         room = self.limit - len(tokens)
         forced = [self.eos] if room == 1 else []
@@ -105,8 +105,8 @@ class Required:
             log_probs[self.eos] = -torch.inf
 
     def choose(self, totals: Tensor, beams: Sequence[Sequence[int]], count: int) -> tuple[list[int], list[int]]:
-        """Of all continuations (beams vocab, by score) those that end the text and those that go on, at most `count`
-        each: places in the flattened table."""
+        """The best continuations (totals: beams vocab) that end the text, and those that do not: at most `count` each,
+        as indices into the flattened table."""
         vocab = totals.shape[1]
         best = totals.flatten().topk(min(count, totals.numel())).indices.tolist()
         wanted = set(best) | {beam * vocab + int(token) for beam, token in enumerate(totals.argmax(1))}
@@ -134,12 +134,12 @@ class Required:
         return written == len(self.phrases[phrase].forms[form])
 
     def _length(self, phrase: int, opening: bool) -> int:
-        """In tokens; the safe guess where it may be written either way."""
+        """In tokens; the upper bound where either form is possible."""
         return max(map(len, self.phrases[phrase].forms)) if opening else len(self.phrases[phrase].inside)
 
 
 def share_out(ranked: Sequence[tuple[int, int]], banks: int, count: int) -> list[int]:
-    """`count` of these (bank, item), best first: as many of each bank as of any other, what is over to the last; places
+    """Pick `count` of these (bank, item), best first: equally many from each bank, the remainder from the last; slots
     that a bank cannot fill go to the best of the rest."""
     room = [count // banks] * banks
     room[-1] += count % banks

@@ -1,4 +1,4 @@
-"""What may not be written, whatever the model thinks: applied to the log-probabilities before a search sees them."""
+"""Constraints on the output: applied to the log-probabilities before a search sees them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Rules:
     banned    for each sentence the phrases that are never written, as token ids
     prefixes  for each sentence the tokens its text must begin with; empty = free
     required  for each sentence what its text must contain
-    stops     says of a text, as tokens, that it ends here
+    stops     whether a text, as tokens, ends here
     """
 
     config: GenerationConfig
@@ -32,7 +32,7 @@ class Rules:
 
     @property
     def look_back(self) -> bool:
-        """Whether what may come next depends on what was written, and not only on how much."""
+        """Whether the rules depend on which tokens were written, not only on how many."""
         again = self.config.repetition_penalty != 1.0 or self.config.no_repeat_ngram_size
         return bool(again or any(self.banned) or self.required or self.stops)
 
@@ -58,7 +58,7 @@ class Rules:
 
 
 def banned_forms(tokenizer: Tokenizer, banned: Sequence[Sequence[str]]) -> list[list[list[int]]]:
-    """The banned phrases of each text as tokens: as they are cut at the start of a text, and after a space."""
+    """The banned phrases of each text as tokens, both as tokenised at the start of a text and after a space."""
     if not any(banned):
         return []
     wanted = [tuple(phrase.strip() for phrase in phrases if phrase.strip()) for phrases in banned]
@@ -76,7 +76,7 @@ def _penalise_repetition(log_probs: Tensor, written: Tensor, penalty: float) -> 
 
 
 def _ban_repeated(log_probs: Tensor, written: Tensor, size: int) -> None:
-    """A token that would complete a run of `size` tokens written before."""
+    """Ban tokens that would repeat an n-gram of this size."""
     length = written.shape[2]
     if size == 1:
         log_probs.scatter_(-1, written, -torch.inf)
@@ -91,7 +91,7 @@ def _ban_repeated(log_probs: Tensor, written: Tensor, size: int) -> None:
 
 
 def _ban_phrase(log_probs: Tensor, written: Tensor, phrase: Sequence[int]) -> None:
-    """The last token of a phrase whose other tokens have just been written. log_probs: beams vocab"""
+    """Ban the last token of a phrase whose other tokens have just been written. log_probs: beams vocab"""
     before = len(phrase) - 1
     if before > written.shape[1]:
         return
@@ -101,7 +101,7 @@ def _ban_phrase(log_probs: Tensor, written: Tensor, phrase: Sequence[int]) -> No
 
 
 def _force(log_probs: Tensor, token: int) -> None:
-    """Only this token; its own log-probability stays, so that scores remain the model's."""
+    """Allow only this token; it keeps its log-probability, so that scores remain the model's."""
     kept = log_probs[..., token].clone()
     log_probs.fill_(-torch.inf)
     log_probs[..., token] = torch.where(kept == -torch.inf, torch.zeros_like(kept), kept)

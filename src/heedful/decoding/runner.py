@@ -1,5 +1,5 @@
-"""Tokens in, hypotheses out, for every model that writes token by token: batches by length, several at a time, and the
-search that fits the settings. How a batch begins is the only thing that differs: `from_source.py`, `from_prompt.py`.
+"""Tokens in, hypotheses out, for every autoregressive model: batches by length, several in parallel, and the search
+that fits the settings. Only the start of a batch depends on the kind of model: `from_source.py`, `from_prompt.py`.
 """
 
 import weakref
@@ -22,13 +22,13 @@ from heedful.decoding.stepper import Stepper
 from heedful.decoding.streams import Streams
 from heedful.model.architecture import Model
 
-# (number of the job, which of its samples, token, log-probabilities of all) -> whether to go on
+# (job number, sample number, token, log-probabilities of all tokens) -> whether to continue
 Heard = Callable[[int, int, int, Tensor], bool]
 
 
 @dataclass(frozen=True)
 class Request:
-    """A text to read, what the answer must begin with, and phrases it must and must not contain."""
+    """An input text, what its output must begin with, and phrases that the output must and must not contain."""
 
     text: str
     prefix: str = ""
@@ -44,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Job:
-    """A text on its way through the search: its number among those given, and its tokens."""
+    """A text to decode: its index in the input, and its tokens."""
 
     number: int
     tokens: list[int]
@@ -53,8 +53,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Start:
-    """A batch whose texts have been read. Rows are the jobs; `first` is the token each one begins to write after,
-    `limits` how many tokens each may write."""
+    """A batch that is ready to decode. Rows are the jobs; `first`: the token after which each one starts; `limits`: how
+    many tokens each may write."""
 
     stepper: Stepper
     first: Tensor
@@ -63,7 +63,7 @@ class Start:
 
 
 class Starter(Protocol):
-    """What a runner needs to know of a model, or of several that write together."""
+    """What a runner needs to know about a model or an ensemble."""
 
     @property
     def models(self) -> Sequence[Model]: ...
@@ -76,17 +76,17 @@ class Starter(Protocol):
 
     @property
     def key(self) -> object:
-        """Changes when something else than the models' parameters does."""
+        """Changes when anything other than the models' parameters does."""
         ...
 
     def refresh(self) -> None:
-        """Take up weights that have changed."""
+        """Pick up changed weights."""
         ...
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What is searched for together."""
+    """Jobs that are decoded together."""
 
     config: GenerationConfig
     jobs: list[Job]
@@ -94,7 +94,7 @@ class Batch:
 
 
 class Runner:
-    """`streams`: how many batches are written in parallel, each by a process of its own."""
+    """`streams`: how many batches are decoded in parallel, each in its own process."""
 
     def __init__(self, starter: Starter, *, streams: int = 1) -> None:
         self.starter, self.streams = starter, streams
@@ -110,15 +110,15 @@ class Runner:
         dropped: Callable[[int], bool] | None = None,
         heard: Heard | None = None,
     ) -> dict[int, list[Hypothesis]]:
-        """Of each job, by its number, the best first. Jobs of a group share their settings. A batch has at most
-        `batch_tokens` tokens, times beams, and `batch_size` jobs. `dropped`: says of a job, while it is being written,
-        that nobody wants it any longer. `heard`: is told each token that is sampled."""
+        """The hypotheses of each job, by its number, best first. Jobs of a group share their settings. A batch has at
+        most `batch_tokens` tokens, times beams, and `batch_size` jobs. `dropped`: whether a job has been cancelled,
+        asked while it is being decoded. `heard`: called with each sampled token."""
         batches = [batch for config, jobs in groups for batch in self._batches(config, jobs, batch_tokens, batch_size)]
-        batches.sort(key=lambda batch: -batch.size)  # the longest first, so that streams end together
+        batches.sort(key=lambda batch: -batch.size)  # the largest first, so that streams end together
         if min(self.streams, len(batches)) > 1 and histories is None and dropped is None and heard is None:
             try:
                 found = self._started().map(batches)
-            except BaseException:  # some may still be at work
+            except BaseException:  # some workers may still be running
                 self.close()
                 raise
         else:
@@ -130,7 +130,7 @@ class Runner:
         }
 
     def close(self) -> None:
-        """Stop the streams, if there are any; the next text starts them again."""
+        """Stop the streams, if any; the next call restarts them."""
         if self._several is not None:
             self._several[2]()
             self._several = None
@@ -138,7 +138,7 @@ class Runner:
     def _batches(
         self, config: GenerationConfig, jobs: Sequence[Job], batch_tokens: int, batch_size: int | None
     ) -> list[Batch]:
-        """Jobs of about the same length together."""
+        """Batches of jobs of similar length."""
         if not jobs:
             return []
         sizes = np.array([[self.starter.size(job.tokens, config)] for job in jobs])
@@ -177,13 +177,13 @@ class Runner:
         stepper, first, limits, rules, eos = start.stepper, start.first, start.limits, start.rules, start.rules.eos
         gone = (lambda row: False) if dropped is None else lambda row: dropped(jobs[row].number)
 
-        def told(row: int, token: int, log_probs: Tensor) -> bool:
+        def on_token(row: int, token: int, log_probs: Tensor) -> bool:
             wanted = heard is None or heard(jobs[row].number, row % copies, token, log_probs)
             return wanted and not gone(row)
 
         if config.do_sample:
             names = [_name(job, row % copies) for row, job in enumerate(jobs)]
-            drawn = sample(stepper, first, config, eos=eos, limits=limits, rules=rules, names=names, told=told)
+            drawn = sample(stepper, first, config, eos=eos, limits=limits, rules=rules, names=names, on_token=on_token)
             rows = [drawn[place : place + copies] for place in range(0, len(drawn), copies)]
             return [sorted(some, key=lambda hypothesis: -hypothesis.score) for some in rows]
         if config.num_beam_groups > 1:
@@ -195,12 +195,12 @@ class Runner:
 
 
 def _copies(config: GenerationConfig) -> int:
-    """How many samples of a text are drawn side by side."""
+    """How many samples of a text are drawn in parallel."""
     return config.num_return_sequences if config.do_sample else 1
 
 
 def _name(job: Job, copy: int) -> int:
-    """What a sample's random numbers depend on beside the seed: the text itself, not its place among others."""
+    """What a sample's random numbers depend on besides the seed: the text itself, not its index."""
     return zlib.crc32(np.array(job.tokens, dtype=np.int64).tobytes()) + copy
 
 

@@ -1,4 +1,4 @@
-"""Sampling: the next token by chance, from what is likely enough."""
+"""Sampling: draw the next token from those that are likely enough."""
 
 from collections.abc import Callable
 
@@ -21,12 +21,12 @@ def sample(
     limits: list[int],
     rules: Rules,
     names: list[int] | None = None,
-    told: Callable[[int, int, Tensor], bool] = lambda row, token, log_probs: True,
+    on_token: Callable[[int, int, Tensor], bool] = lambda row, token, log_probs: True,
 ) -> list[Hypothesis]:
-    """One text for each row. Scores are the model's own log-probabilities, whatever was cut away. `told` hears each
-    token as it is drawn (row, token, log-probabilities of all) and says whether to go on.
+    """One text per row. Scores are the model's own log-probabilities, before any truncation. `on_token` is called with
+    each token as it is drawn (row, token, log-probabilities of all) and returns whether to continue.
 
-    With a seed, a row's text depends on the seed and its name (its place, unless given) alone, not on its neighbours.
+    With a seed, a row's text depends only on the seed and its name (its index, unless given), not on its neighbours.
     """
     rows = len(limits)
     chance = [_generator(config.seed, name, first.device) for name in names or range(rows)]
@@ -44,7 +44,7 @@ def sample(
         going = []
         for place, (row, token) in enumerate(zip(live, latest.tolist(), strict=True)):
             log_probs[row].append(float(raw[place, token]))
-            wanted = told(row, token, raw[place])
+            wanted = on_token(row, token, raw[place])
             ended[row] = token == eos
             if not ended[row]:
                 tokens[row].append(token)
@@ -65,11 +65,11 @@ def sample(
 
 
 def likely(logits: Tensor, config: GenerationConfig) -> Tensor:
-    """-inf for what is not likely enough.
+    """-inf for tokens that are not likely enough.
 
-    top_k   not among the k likeliest                                      Fan et al. 2018
+    top_k   not among the k most likely                                    Fan et al. 2018
     top_p   not in the smallest set whose probability is at least p        Holtzman et al. 2020
-    min_p   less likely than p times the likeliest                         Nguyen et al. 2024
+    min_p   less likely than p times the most likely                       Nguyen et al. 2024
     """
     if config.top_k and config.top_k < logits.shape[-1]:
         least = logits.topk(config.top_k, dim=-1).values[..., -1:]
@@ -77,7 +77,7 @@ def likely(logits: Tensor, config: GenerationConfig) -> Tensor:
     if config.top_p < 1:
         ordered, order = logits.sort(dim=-1, descending=True)
         probabilities = ordered.softmax(-1)
-        beyond = probabilities.cumsum(-1) - probabilities >= config.top_p  # the set is full without it
+        beyond = probabilities.cumsum(-1) - probabilities >= config.top_p  # the set reaches p without it
         logits = logits.masked_fill(beyond.scatter(-1, order, beyond), -torch.inf)
     if config.min_p:
         probabilities = logits.softmax(-1)

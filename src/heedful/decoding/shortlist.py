@@ -1,9 +1,8 @@
-"""Which words may come of which: a short list of target tokens for each source token, so that a step need not look at
-the whole vocabulary.
+"""Lexical shortlist: the likely target tokens of each source token, so that a step need not score the whole vocabulary.
 
-Learned from the training pairs by IBM model 1 (Brown et al. 1993): of which source token does each target token come,
-if every one is as likely at first? A sentence may use the lists of its tokens, the commonest tokens of all, and its own
-(names are copied). It costs a little quality: a word outside its list cannot be written.
+Learned from the training pairs by IBM model 1 (Brown et al. 1993), starting from a uniform distribution. A sentence may
+use the lists of its tokens, the most frequent target tokens and, with a joint vocabulary, its own tokens (names are
+copied). It costs a little quality: a token outside the list cannot be generated.
 """
 
 from collections.abc import Sequence
@@ -19,15 +18,15 @@ from heedful.files import in_place
 
 Rows = Sequence[np.ndarray] | Sequence[Sequence[int]]
 EACH, COMMON = 50, 500
-ENTRIES = 2_000_000  # times that a source and a target token meet; more would take time and teach little
+ENTRIES = 2_000_000  # co-occurrences of a source and a target token; more would take time and add little
 ROUNDS = 3
 NAME = "shortlist.safetensors"
 
 
 @dataclass(frozen=True)
 class Shortlist:
-    """`table`: source_vocab each, the likeliest first, filled up with the commonest; `common`: those always allowed.
-    `joint`: source and target share their tokens."""
+    """`table`: source_vocab each, the most likely first, padded with a token that is always allowed; `common`: tokens
+    that are always allowed; `joint`: source and target share a vocabulary."""
 
     table: Tensor
     common: Tensor
@@ -48,7 +47,7 @@ class Shortlist:
     @classmethod
     def load(cls, folder: Path) -> "Shortlist":
         if not (folder / NAME).is_file():
-            raise ValueError(f"{folder} has no {NAME}; it is written at the end of a training")
+            raise ValueError(f"{folder} has no {NAME}; it is written at the end of training")
         tensors = load_file(folder / NAME)
         return cls(tensors["table"].long(), tensors["common"].long(), bool(tensors["joint"]))
 
@@ -56,10 +55,10 @@ class Shortlist:
 def learn(
     sources: Rows, targets: Rows, *, source_vocab: int, vocab: int, always: Sequence[int], joint: bool
 ) -> Shortlist:
-    """From pairs of token rows. `always`: tokens that are allowed whatever the source, such as the end."""
+    """From pairs of token rows. `always`: tokens that are allowed whatever the source, such as </s>."""
     frequency = np.bincount(np.concatenate([np.asarray(row) for row in targets]), minlength=vocab)
     common = np.unique([*always, *np.argsort(-frequency, kind="stable")[:COMMON]])
-    keys, entry, places = _meetings(sources, targets, vocab, np.isin(np.arange(vocab), common))
+    keys, entry, places = _cooccurrences(sources, targets, vocab, np.isin(np.arange(vocab), common))
     source_of, chance = keys // vocab, np.ones(len(keys))
     for _ in range(ROUNDS):
         shares = chance[entry]
@@ -75,11 +74,11 @@ def learn(
     return Shortlist(torch.from_numpy(table), torch.from_numpy(common), joint)
 
 
-def _meetings(
+def _cooccurrences(
     sources: Rows, targets: Rows, vocab: int, left_out: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Every target token with every source token of its pair: the distinct couples, each as one number; for each
-    meeting, which couple it is; and which target token of the corpus."""
+    """Every target token with every source token of its sentence: the distinct pairs, each as one number; for each
+    co-occurrence, which pair it is; and which target token of the corpus."""
     found: list[np.ndarray] = []
     places: list[np.ndarray] = []
     count = total = 0
@@ -91,9 +90,9 @@ def _meetings(
         count, total = count + len(written), total + len(found[-1])
         if total > ENTRIES:
             break
-    meetings = np.concatenate(found)
-    order = np.argsort(meetings, kind="stable")
-    ordered = meetings[order]
+    every = np.concatenate(found)
+    order = np.argsort(every, kind="stable")
+    ordered = every[order]
     new = np.diff(ordered, prepend=-1) > 0
     entry = np.empty(len(order), dtype=np.int32)
     entry[order] = np.cumsum(new) - 1

@@ -1,4 +1,4 @@
-"""Between a search and any model: feed one token to each row, learn what may come next."""
+"""The interface between a search and any model: feed one token per row, get the next log-probabilities."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,23 +14,23 @@ from heedful.model.mask import positions_of
 
 
 class Stepper(Protocol):
-    """Rows are hypotheses. They start equally many to a sentence and stay side by side."""
+    """Rows are hypotheses: equally many per sentence, and those of a sentence are adjacent."""
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """The next token of each row -> log-probabilities of the one after it: rows vocab. They are the caller's until
-        the next call."""
+        """The next token of each row -> log-probabilities of the one after it: rows vocab. The caller may
+        modify them; the next call may overwrite them."""
         ...
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
-        """Keep these rows, in this order. `sentences`: those that are left, where some have left for good."""
+        """Keep these rows, in this order. `sentences`: the remaining ones, if some are finished."""
         ...
 
 
 class SourceStepper:
-    """The source is read once; its keys and values are shared by all rows of a sentence.
+    """The source is encoded once; its keys and values are shared by all rows of a sentence.
 
-    `allowed` (sentences vocab): the words each sentence may use. Only those of some sentence are scored, and each
-    sentence has its own, so that its neighbours do not matter. `quick`: the model, laid out for the CPU.
+    `allowed` (sentences vocab): the tokens each sentence may use. Only tokens allowed in some sentence are scored, and
+    each sentence is masked by its own, so its neighbours do not matter. `quick`: the model, lowered to CPU kernels.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SourceStepper:
 
 
 class ModuleSteps:
-    """The decoder by its modules, which know every variant."""
+    """Decoding with the PyTorch modules, which support every variant."""
 
     def __init__(self, model: SequenceToSequence, source: Tensor, valid: Tensor | None, length: int) -> None:
         self.model, self.memory, self.cache = model, model.encode(source, valid=valid), model.new_cache(length)

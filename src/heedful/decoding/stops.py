@@ -1,4 +1,4 @@
-"""Strings at which a text ends, wherever tokens begin and end."""
+"""Stop strings, at which a text ends; they need not match token boundaries."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from heedful.text.tokenizer import Tokenizer
 
 
 class Stops:
-    """Whether the text of these tokens holds a stop string. Called after each token, so only the end has to be read."""
+    """Whether the text of these tokens contains a stop string. Called after each token, so only the tail is decoded."""
 
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str]) -> None:
         self.tokenizer, self.strings = tokenizer, strings

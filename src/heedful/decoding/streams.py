@@ -1,8 +1,8 @@
-"""Several batches at once, each on a core of its own.
+"""Several batches in parallel, each on its own core.
 
-Two batches side by side on one core each take less time than one after the other on two: small products do not share
-out well. The workers are copies of this process (fork), so the weights are in memory once, and Python's lock is not
-shared. Each has one thread, which is what makes a fork of a process with threads safe: it never asks for another.
+Two batches in parallel on one core each take less time than one after the other on two cores: small matrix products do
+not parallelise well. The workers are forks of this process, so the weights are in memory once, and they do not share
+the GIL. Each has one thread and never starts another, which is what makes forking a multi-threaded process safe here.
 """
 
 import multiprocessing
@@ -24,15 +24,15 @@ Result = TypeVar("Result")
 
 
 def cores() -> int:
-    """How many streams are worth it here: one where processes cannot be copied, or a GPU does the work, or this is
-    such a copy itself, which may have none."""
+    """How many streams are worthwhile here: one if processes cannot be forked, if a GPU does the work, or if this is
+    itself a worker, which may not fork."""
     daemon = multiprocessing.current_process().daemon
     forks = sys.platform == "linux" and not torch.cuda.is_available() and not daemon
     return torch.get_num_threads() if forks else 1
 
 
 class Streams(Generic[Item, Result]):
-    """`with Streams(work, 2) as streams: streams.map(items)`. `work` sees the world as it was when they started."""
+    """`with Streams(work, 2) as streams: streams.map(items)`. `work` sees the state of this process at their start."""
 
     def __init__(self, work: Callable[[Item], Result], count: int) -> None:
         context = multiprocessing.get_context("fork")
@@ -41,14 +41,14 @@ class Streams(Generic[Item, Result]):
             ours, theirs = context.Pipe()
             inherited = [pipe for pipe, _ in self._workers] + [ours]
             process = context.Process(target=_serve, args=(work, theirs, inherited), daemon=True)
-            with warnings.catch_warnings():  # Python warns of threads, which these never ask for
+            with warnings.catch_warnings():  # Python warns about threads, which the workers never use
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             theirs.close()
             self._workers.append((ours, process))
 
     def map(self, items: Sequence[Item]) -> list[Result]:
-        """In the order given; begun in that order too."""
+        """Results in the order of the items, which are also started in that order."""
         results: dict[int, Result] = {}
         todo = iter(enumerate(items))
         busy: dict[Connection, int] = {}
@@ -60,7 +60,7 @@ class Streams(Generic[Item, Result]):
                 try:
                     done, answer = pipe.recv()
                 except EOFError:
-                    raise RuntimeError("a process that was translating has died; is there enough memory?") from None
+                    raise RuntimeError("a worker process has died; is there enough memory?") from None
                 if not done:
                     raise answer
                 results[busy.pop(pipe)] = answer
@@ -88,9 +88,9 @@ class Streams(Generic[Item, Result]):
 
 
 def _serve(work: Callable[[Item], Result], pipe: Connection, others: list[Connection]) -> None:
-    for other in others:  # or a worker would keep another's pipe open
+    for other in others:  # otherwise a worker would keep another's pipe open
         other.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one deals with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)
     keep_freed_memory()

@@ -1,1 +1,1 @@
-"""Models behind HTTP: an engine that batches, a server that answers, a page that shows."""
+"""Serving models over HTTP: a batching engine, the APIs, and a web page."""

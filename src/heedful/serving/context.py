@@ -16,14 +16,13 @@ from heedful.serving.metrics import Metrics
 from heedful.serving.models import Models, Translating
 from heedful.translator import Translation
 
-POLL = 0.25  # seconds between looks whether a client is still there
+POLL = 0.25  # seconds between checks for a disconnected client
 
 
 @dataclass(frozen=True)
 class Options:
-    """`characters`: of one request; `texts`: in one request; `reading`: seconds in which a request must
-    arrive; `timeout`: seconds to answer in.
-    """
+    """Limits of a request. `body`: bytes; `reading`: seconds in which it must arrive; `timeout`: seconds in which
+    it must be answered."""
 
     characters: int = 20_000
     texts: int = 256
@@ -42,15 +41,17 @@ class Context:
 
     def check_size(self, texts: Sequence[str]) -> None:
         if len(texts) > self.options.texts:
-            raise RefusedError(400, f"{len(texts)} texts are more than {self.options.texts}; send fewer at a time")
+            limit = self.options.texts
+            raise RefusedError(400, f"{len(texts)} texts exceed the limit of {limit}; send fewer at a time")
         size = sum(map(len, texts))
         if size > self.options.characters:
-            raise RefusedError(400, f"{size} characters are more than {self.options.characters}; send less at a time")
+            limit = self.options.characters
+            raise RefusedError(400, f"{size} characters exceed the limit of {limit}; send less at a time")
 
     async def translate(
         self, request: Request, model: Translating, texts: Sequence[Text], settings: Settings
     ) -> list[Translation]:
-        """In the order asked. A client that goes away, or waits too long, frees its places."""
+        """In the order of `texts`. If the client disconnects or the request times out, its jobs are cancelled."""
         jobs = submitted(model.engine, texts, settings)
         try:
             return await self._wait(request, jobs)
@@ -73,19 +74,19 @@ class Context:
 
 
 def submitted(engine: Engine[Any, Any, Any], requests: Sequence[Any], settings: Settings) -> list[Job[Any, Any]]:
-    """All requests, queued; a refusal that clients understand if they cannot be."""
+    """Queue all requests, or raise the error to send to the client."""
     if len(requests) > engine.limit:
-        raise RefusedError(400, f"{len(requests)} lines are more than {engine.limit}; send fewer at a time")
+        raise RefusedError(400, f"{len(requests)} lines exceed the limit of {engine.limit}; send fewer at a time")
     try:
         return engine.submit(requests, settings)
     except BusyError:
         raise RefusedError(429, "Slowdown: too many requests are waiting", {"Retry-After": "1"}) from None
     except ClosedError:
-        raise RefusedError(503, "the model is being changed; try again", {"Retry-After": "1"}) from None
+        raise RefusedError(503, "the model is being reloaded; try again", {"Retry-After": "1"}) from None
 
 
 def clean(text: str) -> str:
-    """Without halves of characters, which JSON can say but nothing can write."""
+    """Without lone surrogates, which JSON can express but UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -109,7 +110,7 @@ async def read_fields(request: Request) -> dict[str, Any]:
 async def _form(request: Request) -> dict[str, Any]:
     try:
         form = await request.form(max_files=0, max_fields=1000)
-    except Exception:  # the parser has errors of its own, and of the encoding
+    except Exception:  # the parser's own errors, and encoding errors
         raise RefusedError(400, "Invalid request: the form cannot be read") from None
     found: dict[str, Any] = {}
     for key in form:

@@ -1,11 +1,11 @@
-"""Which language is this? Only those that a model can read are in question."""
+"""Language detection, restricted to the languages that the loaded models can read."""
 
 import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-# Scripts that give a language away.
+# Scripts that identify a language.
 SCRIPTS = {
     "zh": r"[\u4e00-\u9fff]", "ja": r"[\u3040-\u30ff]", "ko": r"[\uac00-\ud7af]", "ar": r"[\u0600-\u06ff]",
     "he": r"[\u0590-\u05ff]", "el": r"[\u0370-\u03ff]", "th": r"[\u0e00-\u0e7f]", "hi": r"[\u0900-\u097f]",
@@ -14,7 +14,7 @@ SCRIPTS = {
 
 
 def detect(text: str, known: Sequence[str]) -> tuple[str, float]:
-    """(code, confidence from 0 to 100), of these codes. Without anything to go by, the first one and 0."""
+    """(one of the known codes, confidence from 0 to 100); the first one and 0 if there is no evidence."""
     letters = sum(character.isalpha() for character in text)
     if not known or not letters:
         return (known[0] if known else "", 0.0)
@@ -22,7 +22,7 @@ def detect(text: str, known: Sequence[str]) -> tuple[str, float]:
         if code in known and re.search(sign, text):
             return code, 100.0
     shares = {code: len(re.findall(SCRIPTS[code], text)) / letters for code in known if code in SCRIPTS}
-    if [share > 0.3 for share in shares.values()].count(True) == 1:  # several of one script: by their words
+    if [share > 0.3 for share in shares.values()].count(True) == 1:  # if several share a script: by their words
         best = max(shares, key=lambda code: shares[code])
         return best, round(100 * min(1.0, shares[best]), 1)
     model = _model()
@@ -35,7 +35,7 @@ def detect(text: str, known: Sequence[str]) -> tuple[str, float]:
 
 @lru_cache(maxsize=1)
 def _model() -> Any:
-    """py3langid, where it is installed; it reads a file of its own, and nothing from the network."""
+    """py3langid, if it is installed. Its model comes with the package; nothing is downloaded."""
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
     except ModuleNotFoundError:

@@ -23,7 +23,7 @@ AnswerT = TypeVar("AnswerT", covariant=True)
 
 
 class Worker(Protocol[RequestT, ReadingT, AnswerT]):
-    """A translator or a language model: texts are tokenised when they arrive, and written in batches."""
+    """A translator or a language model: requests are tokenised on arrival and decoded in batches."""
 
     def read(self, requests: Sequence[RequestT]) -> list[ReadingT]: ...
 
@@ -75,20 +75,20 @@ class Job(Generic[ReadingT, AnswerT]):
     gone: bool = False
 
     def give_up(self) -> None:
-        """Nobody waits for it any longer."""
+        """Cancel it: nobody is waiting for the answer."""
         self.gone = True
         self.future.cancel()
 
 
 @dataclass
 class Watch:
-    """Called by the engine, for measurements."""
+    """Callbacks from the engine, for metrics."""
 
     batch: Callable[[int, int, float], None] = lambda jobs, tokens, seconds: None
 
 
 class Engine(Generic[RequestT, ReadingT, AnswerT]):
-    """`written`: how many tokens an answer has, for measurements."""
+    """`written`: how many tokens an answer has, for metrics."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Engine(Generic[RequestT, ReadingT, AnswerT]):
             thread.start()
 
     def submit(self, requests: Sequence[RequestT], settings: Settings) -> list[Job[ReadingT, AnswerT]]:
-        """All of them are accepted, or none."""
+        """Accept all requests, or none."""
         readings = self.worker.read(requests)
         jobs: list[Job[ReadingT, AnswerT]] = [
             Job(reading, settings, self.worker.size(reading, settings.config)) for reading in readings
@@ -132,7 +132,7 @@ class Engine(Generic[RequestT, ReadingT, AnswerT]):
         return len(self._queue)
 
     def close(self) -> None:
-        """Finish what was accepted; accept nothing more."""
+        """Finish the accepted requests; accept no more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -142,7 +142,7 @@ class Engine(Generic[RequestT, ReadingT, AnswerT]):
     def _work(self, threads: int) -> None:
         torch.set_num_threads(threads)
         while batch := self._next():
-            self._answer_those_left(batch)
+            self._answer_pending(batch)
 
     def _next(self) -> list[Job[ReadingT, AnswerT]]:
         """The next batch; empty when the engine is closed and everything is done."""
@@ -159,7 +159,7 @@ class Engine(Generic[RequestT, ReadingT, AnswerT]):
                 if age < self.wait and not self._is_full() and not self._closed:
                     self._changed.wait(self.wait - age)
                     continue
-                if batch := self._take():  # none, if all have been given up meanwhile
+                if batch := self._take():  # empty if all were cancelled meanwhile
                     return batch
 
     def _budget(self, settings: Settings) -> int:
@@ -170,7 +170,7 @@ class Engine(Generic[RequestT, ReadingT, AnswerT]):
         return sum(job.tokens for job in self._queue) >= self._budget(self._queue[0].settings)
 
     def _take(self) -> list[Job[ReadingT, AnswerT]]:
-        """The oldest and those that go with it, within the budget; the others stay in their order."""
+        """The oldest job and others with the same settings, within the budget; the rest keep their order."""
         first = self._queue[0]
         budget, key, longest = self._budget(first.settings), first.settings.key, 0
         batch: list[Job[ReadingT, AnswerT]] = []
@@ -187,7 +187,7 @@ class Engine(Generic[RequestT, ReadingT, AnswerT]):
         self._queue = rest
         return batch
 
-    def _answer_those_left(self, batch: list[Job[ReadingT, AnswerT]]) -> None:
+    def _answer_pending(self, batch: list[Job[ReadingT, AnswerT]]) -> None:
         batch = [job for job in batch if job.future.set_running_or_notify_cancel()]
         if batch:
             self._answer(batch)
@@ -203,7 +203,7 @@ class Engine(Generic[RequestT, ReadingT, AnswerT]):
                 dropped=lambda index: batch[index].gone,
                 **settings.options,
             )
-        except Exception as error:  # whoever waits must hear of it, whatever it is, and only those it concerns
+        except Exception as error:  # each job is retried alone, so that only the failing one gets the error
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
             else:

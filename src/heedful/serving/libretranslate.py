@@ -22,7 +22,7 @@ TAG = re.compile(r"<(?:!--|(?P<raw>script|style)\b|[a-z/!?])", re.IGNORECASE)
 RAW_END = re.compile(r"</(?:script|style)\b", re.IGNORECASE)
 STRING = {"type": "string"}
 ASKED = {
-    "q": {"oneOf": [STRING, {"type": "array", "items": STRING}], "description": "text, or several"},
+    "q": {"oneOf": [STRING, {"type": "array", "items": STRING}], "description": "a text or a list of texts"},
     "source": {**STRING, "description": "a language code, or auto"},
     "target": {**STRING, "description": "a language code"},
     "format": {**STRING, "enum": ["text", "html"]},
@@ -30,12 +30,12 @@ ASKED = {
     "api_key": STRING,
 }
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "The request is wrong; `error` says how."},
-    403: {"description": "An API key is missing or wrong."},
+    400: {"description": "The request is invalid; `error` says why."},
+    403: {"description": "The API key is missing or invalid."},
     408: {"description": "The request did not arrive in time."},
     413: {"description": "The request is too large."},
-    429: {"description": "Too many are waiting; see Retry-After."},
-    503: {"description": "Took too long, or the model is being changed; see Retry-After."},
+    429: {"description": "Too many requests are waiting; see Retry-After."},
+    503: {"description": "The request timed out, or the model is being reloaded; see Retry-After."},
 }
 
 
@@ -74,7 +74,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.post("/detect", responses=REFUSALS, openapi_extra=_body("q", "api_key", required=("q",)))
     async def guess(request: Request) -> list[dict[str, Any]]:
-        """Which of the source languages a text is in."""
+        """Detect which of the source languages a text is in."""
         fields = await read_fields(request)
         context.keys.check(_text(fields, "api_key", "") or bearer(request.headers))
         texts, _ = _texts(fields)
@@ -84,7 +84,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.get("/languages")
     async def languages() -> list[dict[str, Any]]:
-        """The languages, and what each can be translated into."""
+        """The languages, and the targets of each."""
         return context.models.languages()
 
     @router.get("/health")
@@ -93,7 +93,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.get("/frontend/settings")
     async def settings() -> dict[str, Any]:
-        """What LibreTranslate's clients ask about a server."""
+        """The settings that LibreTranslate's clients query."""
         model = context.models.translating[0] if context.models.translating else None
         codes = (model.source, model.target) if model else ("", "")
         language = {
@@ -117,7 +117,7 @@ def routes(context: Context) -> APIRouter:
 async def _translate(
     context: Context, request: Request, texts: list[str], sources: list[str], target: str, form: str, count: int
 ) -> list[tuple[str, list[str]]]:
-    """(best, alternatives) of each. Texts of one language go to the engine together, lines and tags taken apart."""
+    """(best, alternatives) of each text. Texts in one language are submitted together, split at lines and tags."""
     config = GenerationConfig(num_beams=max(4, count + 1), num_return_sequences=count + 1)
     found: list[tuple[str, list[str]]] = [("", [])] * len(texts)
     for source in dict.fromkeys(sources):
@@ -129,11 +129,11 @@ async def _translate(
             continue
         pieces = [_Pieces(texts[place], form) for place in places]
         asked = [Text(part) for piece in pieces for part in piece.parts]
-        told = await context.translate(request, model, asked, Settings(config)) if asked else []
+        results = await context.translate(request, model, asked, Settings(config)) if asked else []
         start = 0
         for place, piece in zip(places, pieces, strict=True):
             end = start + len(piece.parts)
-            found[place] = piece.join(told[start:end], count)
+            found[place] = piece.join(results[start:end], count)
             start = end
     return found
 
@@ -146,7 +146,7 @@ def _model(context: Context, source: str, target: str) -> Translating | None:
     for code in (source, target):
         if code not in known and code.partition("-")[0] not in known:
             unnamed = known.intersection(UNNAMED)
-            hint = "; a model here names no languages: ask for src and tgt, or start the server with --from and --to"
+            hint = "; a model's languages are unknown: use src and tgt, or start the server with --from and --to"
             raise RefusedError(400, f"{code} is not supported{hint if unnamed else ''}")
     if source == target:
         return None
@@ -154,7 +154,7 @@ def _model(context: Context, source: str, target: str) -> Translating | None:
 
 
 def split_tags(text: str) -> list[str]:
-    """Text and tags by turns, text first. A comment is a tag, and so are a script and a style with all they hold."""
+    """Alternating text and tags, text first. Comments count as tags, as do script and style elements as a whole."""
     pieces, start = [], 0
     while (found := TAG.search(text, start)) and (end := _tag_end(text, found)):
         pieces += [text[start : found.start()], text[found.start() : end]]
@@ -163,7 +163,7 @@ def split_tags(text: str) -> list[str]:
 
 
 def _tag_end(text: str, found: "re.Match[str]") -> int:
-    """The place after it; 0 if it never ends."""
+    """The index after the tag; 0 if it is not closed."""
     if found.group() == "<!--":
         return _after(text, "-->", found.end())
     closing = RAW_END.search(text, found.end()) if found["raw"] else found
@@ -176,7 +176,7 @@ def _after(text: str, mark: str, start: int) -> int:
 
 
 class _Pieces:
-    """A text taken apart into lines, and at tags where there are any; spaces and tags stay where they are."""
+    """A text split into lines, and HTML also at tags; white space and tags are kept in place."""
 
     def __init__(self, text: str, form: str) -> None:
         self.html = form == "html"
@@ -201,7 +201,7 @@ class _Pieces:
 
     def join(self, found: Sequence[Translation], count: int) -> tuple[str, list[str]]:
         best = self._join([one.text for one in found])
-        if len(self.parts) != 1:  # alternatives of a whole text: one line's at a time would be too many
+        if len(self.parts) != 1:  # alternatives of several parts: too many combinations
             return best, []
         return best, [self._join([one.text]) for one in found[0].alternatives[:count]]
 
@@ -224,7 +224,7 @@ def _texts(fields: dict[str, Any]) -> tuple[list[str], bool]:
     q = fields["q"]
     texts = q if isinstance(q, list) else [q]
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise RefusedError(400, "Invalid request: q is not a text or a list of texts")
+        raise RefusedError(400, "Invalid request: q is not a string or a list of strings")
     return [clean(text) for text in texts], isinstance(q, list)
 
 
@@ -233,7 +233,7 @@ def _text(fields: dict[str, Any], name: str, default: str | None = None) -> str:
     if value is None:
         raise RefusedError(400, f"Invalid request: missing {name} parameter")
     if not isinstance(value, str):
-        raise RefusedError(400, f"Invalid request: {name} is not a text")
+        raise RefusedError(400, f"Invalid request: {name} is not a string")
     return clean(value)
 
 
@@ -244,5 +244,5 @@ def _count(fields: dict[str, Any]) -> int:
     except ValueError:
         count = -1
     if not 0 <= count <= MOST_ALTERNATIVES:
-        raise RefusedError(400, f"Invalid request: alternatives is not a number from 0 to {MOST_ALTERNATIVES}")
+        raise RefusedError(400, f"Invalid request: alternatives is not an integer from 0 to {MOST_ALTERNATIVES}")
     return count

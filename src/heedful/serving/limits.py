@@ -1,4 +1,4 @@
-"""What the server does not let through: bodies too large or too slow, keys that are wrong."""
+"""What the server rejects: bodies that are too large or too slow, and invalid API keys."""
 
 import asyncio
 import hmac
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class RefusedError(Exception):
-    """An answer in the 400s or 500s, with a line that says why."""
+    """A 4xx or 5xx response, with a one-line reason."""
 
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
@@ -19,7 +19,7 @@ class RefusedError(Exception):
 
 
 def error_body(path: str, status: int, message: str) -> dict[str, Any]:
-    """As the API that was asked writes its errors."""
+    """The error in the format of the API that was called."""
     if not path.startswith("/v1/"):
         return {"error": message}
     kind = "invalid_request_error" if status < 500 else "server_error"
@@ -27,7 +27,7 @@ def error_body(path: str, status: int, message: str) -> dict[str, Any]:
 
 
 class WholeBody:
-    """Takes a request in as a whole before anyone works on it: at most `limit` bytes, within `seconds`."""
+    """Buffers the whole request before it is handled: at most `limit` bytes, within `seconds`."""
 
     def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
         self.app, self.limit, self.seconds = app, limit, seconds
@@ -43,33 +43,33 @@ class WholeBody:
         except RefusedError as error:
             await _refuse(scope, send, error)
         else:
-            await self.app(scope, _again(body, receive), send)
+            await self.app(scope, _replay(body, receive), send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        told = dict(scope["headers"]).get(b"content-length", b"0")
-        if not told.isdigit():
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if not declared.isdigit():
             raise RefusedError(400, "the Content-Length is not a number")
-        body, more = bytearray(), int(told) <= self.limit
+        body, more = bytearray(), int(declared) <= self.limit
         while more and len(body) <= self.limit:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise RefusedError(499, "the client went away")
+                raise RefusedError(499, "the client disconnected")
             body += message.get("body", b"")
             more = message.get("more_body", False)
-        if max(int(told), len(body)) > self.limit:
+        if max(int(declared), len(body)) > self.limit:
             raise RefusedError(413, f"the request is larger than {self.limit} bytes")
         return bytes(body)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """The body in one piece; after it, whatever the connection says."""
-    told = False
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The buffered body as one message, then whatever the connection sends."""
+    replayed = False
 
     async def next_message() -> Message:
-        nonlocal told
-        if told:
+        nonlocal replayed
+        if replayed:
             return await receive()
-        told = True
+        replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return next_message
@@ -84,7 +84,7 @@ async def _refuse(scope: Scope, send: Send, error: RefusedError) -> None:
 
 
 class Keys:
-    """The API keys, if there are any. Comparing takes the same time whatever was sent."""
+    """The API keys, if any. They are compared in constant time."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = [key.encode() for key in keys if key]
@@ -99,19 +99,19 @@ class Keys:
         if not given:
             raise RefusedError(403, "an API key is required: send it as api_key, or as a Bearer token")
         sent = given.encode("utf-8", "surrogatepass")
-        same = [hmac.compare_digest(sent, key) for key in self._keys]  # all of them, found or not
+        same = [hmac.compare_digest(sent, key) for key in self._keys]  # every key, even after a match
         if not any(same):
             raise RefusedError(403, "this API key is not valid")
 
 
 def read_keys(file: Path | None, environment: str | None) -> list[str]:
-    """One a line in the file, separated by commas in the environment."""
+    """One per line in the file, comma-separated in the environment variable."""
     found = environment.split(",") if environment else []
     if file is not None:
         found += file.read_text(encoding="utf-8").splitlines()
     keys = [key.strip() for key in found if key.strip()]
     if not keys and (file is not None or environment):
-        raise ValueError(f"{file or 'HEEDFUL_API_KEYS'} holds no API key")
+        raise ValueError(f"{file or 'HEEDFUL_API_KEYS'} contains no API key")
     return keys
 
 

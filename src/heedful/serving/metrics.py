@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus."""
+"""The server's Prometheus metrics."""
 
 from collections.abc import Callable
 
@@ -16,18 +16,18 @@ class Metrics:
             "heedful_requests_total", "Requests answered", ["path", "status"], registry=self.registry
         )
         self.latency = Histogram(
-            "heedful_request_seconds", "Time to answer", ["path"], buckets=LATENCY, registry=self.registry
+            "heedful_request_seconds", "Time to answer a request", ["path"], buckets=LATENCY, registry=self.registry
         )
         self.in_flight = Gauge("heedful_requests_in_flight", "Requests being answered", registry=self.registry)
-        self.queue = Gauge("heedful_queue_length", "Sentences waiting", registry=self.registry)
+        self.queue = Gauge("heedful_queue_length", "Sentences waiting in the queue", registry=self.registry)
         self.batches = Histogram(
             "heedful_batch_sentences",
-            "Sentences translated together",
+            "Sentences per batch",
             ["model"],
             buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
             registry=self.registry,
         )
-        self.tokens = Counter("heedful_tokens_total", "Target tokens written", ["model"], registry=self.registry)
+        self.tokens = Counter("heedful_tokens_total", "Target tokens generated", ["model"], registry=self.registry)
         self.busy = Counter("heedful_busy_seconds_total", "Time spent translating", ["model"], registry=self.registry)
 
     def watch(self, model: str) -> Watch:

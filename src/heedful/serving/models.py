@@ -1,4 +1,4 @@
-"""The models that a server offers: loaded, found by language or name, swapped while it runs."""
+"""The models of a server: loaded, found by language or name, reloaded while it runs."""
 
 import re
 import threading
@@ -21,7 +21,7 @@ from heedful.serving.engine import Engine, Watch
 from heedful.tasks import TaskConfig
 from heedful.translator import Reading, Translation, Translator
 
-# Names of the languages most often met; any other code is its own name.
+# Names of common languages; any other code serves as its own name.
 NAMES = {
     "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",
     "fi": "Finnish", "fr": "French", "he": "Hebrew", "hi": "Hindi", "hu": "Hungarian", "id": "Indonesian",
@@ -31,11 +31,11 @@ NAMES = {
 }  # fmt: skip
 
 
-# What LibreTranslate's clients must ask for where neither the recipe nor the command line names the languages.
+# What LibreTranslate's clients must ask for if neither the recipe nor the command line names the languages.
 UNNAMED = ("src", "tgt")
 CODE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]+)*")
 LONGEST_EXAMPLE = 300  # characters
-WRITTEN = 8  # of a language model, what is written counts towards a batch's budget too, so it is so much larger
+WRITTEN = 8  # times the batch budget for a language model, where new tokens count as well
 
 TranslationEngine = Engine[Request, Reading, Translation]
 WritingEngine = Engine[Prompt, PromptReading, list[Continuation]]
@@ -43,8 +43,8 @@ WritingEngine = Engine[Prompt, PromptReading, list[Continuation]]
 
 @dataclass(frozen=True)
 class Translating:
-    """A translator at work. Languages that are not known are called `src` and `tgt`. `example`: a sentence to begin
-    with, of those that were kept out of training."""
+    """A loaded translator. Unknown languages are called `src` and `tgt`. `example`: a sentence to show first, from
+    the held-out pairs."""
 
     name: str
     folder: Path
@@ -65,7 +65,7 @@ class Translating:
 
 @dataclass(frozen=True)
 class Writing:
-    """A language model at work."""
+    """A loaded language model."""
 
     name: str
     folder: Path
@@ -78,7 +78,7 @@ class Writing:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """`streams` 0: one for each core, and one thread each, on a CPU; one on a GPU."""
+    """`streams` 0: on a CPU one per core, with one thread each; on a GPU one."""
 
     streams: int = 0
     batch_tokens: int = 2048
@@ -106,7 +106,7 @@ class Models:
                 raise ValueError(f"{code!r} is not a language code, such as en or pt-BR")
         self._changing = threading.Lock()
         self.folders = list(folders)
-        self._unnamed = False  # whether some recipe leaves a language open
+        self._unnamed = False  # whether some recipe does not name a language
         self.all: dict[str, Translating | Writing] = {}
         names = _names(self.folders)
         for folder, name in zip(self.folders, names, strict=True):
@@ -114,7 +114,7 @@ class Models:
         if any(languages) and not self._unnamed:
             self.close()
             known = ", ".join(f"{model.name} is {model.source} to {model.target}" for model in self.translating)
-            raise ValueError(f"no model here needs its languages named: {known or 'none is a translator'}")
+            raise ValueError(f"no model needs --from or --to: {known or 'none is a translator'}")
 
     @property
     def translating(self) -> list[Translating]:
@@ -128,9 +128,9 @@ class Models:
         return sorted({model.source for model in self.translating})
 
     def find(self, source: str, target: str) -> Translating | None:
-        """By codes; `pt-BR` will do for `pt`."""
+        """By language codes; `pt-BR` also finds `pt`."""
         for model in self.translating:
-            if _speaks(source, model.source) and _speaks(target, model.target):
+            if _matches(source, model.source) and _matches(target, model.target):
                 return model
         return None
 
@@ -146,7 +146,7 @@ class Models:
         ]
 
     def reload(self, name: str) -> None:
-        """Load the folder again. Who is being served by the old model is served to the end by it."""
+        """Reload the folder. Requests that the old model has accepted are finished by it."""
         with self._changing:
             old = self.all[name]
             self.all[name] = self._load(old.folder, name)
@@ -162,7 +162,7 @@ class Models:
         contract = part_config(TaskConfig, kind).trains
         translates = issubclass(contract, SequenceToSequence)
         writes = issubclass(contract, LanguageModel)
-        options: dict[str, Any] = {"streams": 1} if translates or writes else {}  # the engine has streams of its own
+        options: dict[str, Any] = {"streams": 1} if translates or writes else {}  # the engine has its own streams
         if translates:
             options["quantize"] = self.settings.quantize
         found = heedful.load(folder, **options)
@@ -175,10 +175,10 @@ class Models:
         recipe = (given.get("source_language") or "", given.get("target_language") or "")
         self._unnamed = self._unnamed or not all(recipe)
         source, target = (
-            own or told or unnamed for own, told, unnamed in zip(recipe, self._languages, UNNAMED, strict=True)
+            own or option or unnamed for own, option, unnamed in zip(recipe, self._languages, UNNAMED, strict=True)
         )
         if source != UNNAMED[0]:
-            found.language = source  # sentences end by the rules of a language
+            found.language = source  # sentence splitting depends on it
         engine = self._engine(found, name, written=lambda one: len(one.tokens) + 1)
         return Translating(name, folder, source, target, found, engine, _example(folder))
 
@@ -201,7 +201,7 @@ def _written_by_all(found: list[Continuation]) -> int:
 
 
 def _example(folder: Path) -> str | None:
-    """The first source of test.tsv, which training writes, that is neither empty nor long; None without one."""
+    """The first source sentence of the held-out test.tsv that is neither empty nor too long, if any."""
     try:
         with (folder / "test.tsv").open(encoding="utf-8", errors="replace") as lines:
             sources = (line.partition("\t")[0].strip() for line in islice(lines, 100))
@@ -210,11 +210,11 @@ def _example(folder: Path) -> str | None:
         return None
 
 
-def _speaks(asked: str, has: str) -> bool:
+def _matches(asked: str, has: str) -> bool:
     return asked == has or asked.partition("-")[0].lower() == has.lower()
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The folder's own name, or its path where two would be the same."""
+    """The folders' names, or the path where two names are equal."""
     own = [folder.resolve().name for folder in folders]
     return [name if own.count(name) == 1 else str(folder) for name, folder in zip(own, folders, strict=True)]

@@ -1,4 +1,4 @@
-"""OpenAI's API for language models: models and completions, streamed where asked."""
+"""OpenAI's API for language models: models and completions, streamed on request."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class Completion(BaseModel):
-    """Unknown fields are ignored, as OpenAI's clients expect. `temperature` 0 takes the likeliest token."""
+    """Unknown fields are ignored, as OpenAI's clients expect. `temperature` 0 picks the most likely token."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -77,13 +77,13 @@ def routes(context: Context) -> APIRouter:
 
     @router.get("/models/{name}", responses={403: REFUSALS[403], 404: {"description": "There is no such model."}})
     async def model(name: str, request: Request) -> dict[str, Any]:
-        """One of them."""
+        """One language model."""
         context.keys.check(bearer(request.headers))
         return _described(_find(context, name))
 
     @router.post("/completions", responses={**REFUSALS, 404: {"description": "There is no such model."}})
     async def completions(asked: Completion, request: Request) -> Response:
-        """Continue a prompt, or several."""
+        """Continue one or more prompts."""
         context.keys.check(bearer(request.headers))
         prompts = [clean(one) for one in ([asked.prompt] if isinstance(asked.prompt, str) else asked.prompt)]
         if not prompts:
@@ -115,18 +115,18 @@ def _described(model: Writing) -> dict[str, Any]:
 class _Text:
     """One prompt and its continuations as they are written, piece by piece."""
 
-    def __init__(self, prompt: str, count: int, tell: Callable[[tuple[int, Piece]], None]) -> None:
-        self.prompt, self._tell = prompt, tell
+    def __init__(self, prompt: str, count: int, emit: Callable[[tuple[int, Piece]], None]) -> None:
+        self.prompt, self._emit = prompt, emit
         self.pieces: list[list[Piece]] = [[] for _ in range(count)]
         self.job: Job[Any, list[Continuation]]
 
     def heard(self, row: int, piece: Piece) -> bool:
         self.pieces[row].append(piece)
-        self._tell((row, piece))
-        return True  # the engine stops a job that was given up
+        self._emit((row, piece))
+        return True  # the engine stops a cancelled job
 
     def ends(self, writing: Writing, config: GenerationConfig) -> list[tuple[str, str]]:
-        """For each continuation why it ended, and what was held back of it in case it became a stop string."""
+        """Why each continuation ended, and its last text, held back because it might have become a stop string."""
         tokenizer, found = writing.generator.tokenizer, []
         for row in self.pieces:
             tokens, shown = [piece.token for piece in row], sum(len(piece.text) for piece in row)
@@ -142,7 +142,7 @@ class _Written:
     """All prompts of a request, being continued together."""
 
     texts: list[_Text]
-    events: "asyncio.Queue[tuple[int, tuple[int, Piece] | None]]"  # which text; its next piece, or that it has ended
+    events: "asyncio.Queue[tuple[int, tuple[int, Piece] | None]]"  # (which text, its next piece; None at its end)
 
     def give_up(self) -> None:
         for text in self.texts:
@@ -151,18 +151,18 @@ class _Written:
 
 
 def _submit(writing: Writing, prompts: list[str], asked: Completion, loop: asyncio.AbstractEventLoop) -> _Written:
-    """Queue all prompts of a request. What is written of them arrives as events."""
+    """Queue all prompts of a request. Their output arrives as events."""
     events: asyncio.Queue[tuple[int, tuple[int, Piece] | None]] = asyncio.Queue()
 
-    def tell(number: int, event: tuple[int, Piece] | None) -> None:
-        with suppress(RuntimeError):  # the loop has been closed: nobody listens any longer
+    def emit(number: int, event: tuple[int, Piece] | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody is listening
             loop.call_soon_threadsafe(events.put_nowait, (number, event))
 
-    texts = [_Text(prompt, asked.n or 1, partial(tell, number)) for number, prompt in enumerate(prompts)]
+    texts = [_Text(prompt, asked.n or 1, partial(emit, number)) for number, prompt in enumerate(prompts)]
     jobs = submitted(writing.engine, [Prompt(text.prompt, text.heard) for text in texts], Settings(asked.generation()))
     for number, (text, job) in enumerate(zip(texts, jobs, strict=True)):
         text.job = job
-        job.future.add_done_callback(lambda _, number=number: tell(number, None))  # type: ignore[misc]
+        job.future.add_done_callback(lambda _, number=number: emit(number, None))  # type: ignore[misc]
     return _Written(texts, events)
 
 
@@ -178,10 +178,10 @@ async def _whole(
             if waiting and (loop.time() > deadline or await request.is_disconnected()):
                 raise RefusedError(503, "this took too long; ask for fewer tokens", {"Retry-After": "5"})
     finally:
-        written.give_up()  # it ends at its next token, or does not begin
+        written.give_up()  # a running job stops at its next token, a queued one does not start
     choices: list[dict[str, Any]] = []
     for text in written.texts:
-        text.job.future.result()  # or what went wrong
+        text.job.future.result()  # raises if the job failed
         for row, (reason, rest) in zip(text.pieces, text.ends(writing, asked.generation()), strict=True):
             shown = (text.prompt if asked.echo else "") + "".join(piece.text for piece in row) + rest
             log_probs = None if asked.logprobs is None else _log_probs(writing, row, asked.logprobs)
@@ -193,7 +193,7 @@ async def _whole(
 async def _streamed(
     writing: Writing, written: _Written, asked: Completion, timeout: float
 ) -> AsyncIterator[dict[str, Any]]:
-    """The events of a stream. If the client disconnects, the generator is closed, and the writing ends."""
+    """The events of a stream. If the client disconnects, the generator is closed, and decoding stops."""
     loop, frame, count, config = asyncio.get_running_loop(), _frame(writing), asked.n or 1, asked.generation()
     deadline, left = loop.time() + timeout, len(written.texts)
     try:
@@ -208,7 +208,7 @@ async def _streamed(
                 yield {**frame, "choices": [_choice(number * count + row, piece.text, probs)]}
                 continue
             left -= 1
-            written.texts[number].job.future.result()  # or what went wrong
+            written.texts[number].job.future.result()  # raises if the job failed
             for row, (reason, rest) in enumerate(written.texts[number].ends(writing, config)):
                 yield {**frame, "choices": [_choice(number * count + row, rest, reason=reason)]}
     except TimeoutError:
@@ -217,8 +217,8 @@ async def _streamed(
         written.give_up()
 
 
-async def _events(told: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    async for one in told:
+async def _events(payloads: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    async for one in payloads:
         yield f"data: {json.dumps(one, ensure_ascii=False)}\n\n"
     yield "data: [DONE]\n\n"
 

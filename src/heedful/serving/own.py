@@ -1,4 +1,4 @@
-"""Heedful's own API: everything a translation can carry, and what the model looked at."""
+"""Heedful's native API: translations with all their details, and the model's internals."""
 
 from dataclasses import replace
 from typing import Annotated, Any
@@ -29,7 +29,7 @@ class Body(BaseModel):
 
 
 class Asked(Body):
-    """What to translate, and how. `model`: a name; without one, the first."""
+    """What to translate, and how. `model`: its name; by default the first."""
 
     text: str | list[str]
     model: str = ""
@@ -55,7 +55,7 @@ class Asked(Body):
 
 
 class Inspected(Body):
-    """What to look into. `target_prefix` forces the beginning of the translation; it goes on from there.
+    """What to inspect. `target_prefix` forces the beginning of the translation; the model continues from there.
     `constraints` and `avoid`: phrases that it must and must not contain."""
 
     text: str = Field(max_length=MOST_INSPECTED)
@@ -67,7 +67,7 @@ class Inspected(Body):
 
 
 class Looked(Body):
-    """For a language model: what would come next, and what it looks at."""
+    """For a language model: the most likely next tokens, and what it attends to."""
 
     text: str = Field(max_length=MOST_INSPECTED)
     model: str = ""
@@ -83,13 +83,13 @@ def routes(context: Context) -> APIRouter:
 
     @router.get("/models", responses={403: REFUSALS[403]})
     async def models(request: Request) -> list[dict[str, Any]]:
-        """What is loaded."""
+        """The loaded models."""
         context.keys.check(bearer(request.headers))
         return [_described(model) for model in context.models.all.values()]
 
     @router.post("/models/reload", responses=NO_MODEL)
     async def reload(asked: Named, request: Request) -> dict[str, str]:
-        """Load a model's folder again. Needs an API key to be set and sent."""
+        """Reload a model from its folder. Only for a server with API keys; the request must send one."""
         if not context.keys.required:
             raise RefusedError(403, "reloading needs API keys; start the server with --api-keys")
         context.keys.check(bearer(request.headers))
@@ -98,7 +98,7 @@ def routes(context: Context) -> APIRouter:
         try:
             await run_in_threadpool(context.models.reload, asked.model)
         except (ValueError, OSError) as error:
-            raise RefusedError(400, f"the old model stays: {error}") from None
+            raise RefusedError(400, f"the old model is kept: {error}") from None
         return {"reloaded": asked.model}
 
     @router.post("/translate", responses=NO_MODEL)
@@ -119,9 +119,9 @@ def routes(context: Context) -> APIRouter:
 
     @router.post("/inspect", responses=NO_MODEL)
     async def inspect(asked: Inspected, request: Request) -> dict[str, Any]:
-        """Tokens, the attention of every layer and head, the candidates of every step, the tree of the beam.
+        """Tokens, the attention of every layer and head, the candidates of every step, the beam search tree.
 
-        Of a text that is translated in parts, all this is of the first; `part` says which of how many, and its text."""
+        If a text is translated in parts, this covers the first; `part` gives its number, the count and its text."""
         context.keys.check(bearer(request.headers))
         wanted = _request(asked.text, asked.target_prefix, asked.constraints, asked.avoid)
         context.check_size([wanted.text])
@@ -129,15 +129,15 @@ def routes(context: Context) -> APIRouter:
         first, *others = parts_of(model.translator, wanted)
         size = len(model.translator.source.encode([first])[0])
         if size > MOST_TOKENS:
-            raise RefusedError(400, f"too long to look inside: {size} tokens are more than {MOST_TOKENS}")
+            raise RefusedError(400, f"too long to inspect: {size} tokens exceed the limit of {MOST_TOKENS}")
         settings = Settings(GenerationConfig(num_beams=asked.num_beams), history=True)
         (found,) = await context.translate(request, model, [replace(wanted, text=first)], settings)
         seen = await run_in_threadpool(inspected, model.translator, first, found, parts=1 + len(others))
-        return {**seen, "warnings": ["only the first part of this long text is shown inside"] if others else []}
+        return {**seen, "warnings": ["the text was translated in parts; only the first is inspected"] if others else []}
 
     @router.post("/next", responses=NO_MODEL)
     async def following(asked: Looked, request: Request) -> dict[str, Any]:
-        """What a language model would write next, and what each of its heads looks at."""
+        """The most likely next tokens of a language model, and what each of its heads attends to."""
         context.keys.check(bearer(request.headers))
         writing = _writing(context, asked.model)
         return await run_in_threadpool(look_ahead, writing.generator, clean(asked.text), asked.top)

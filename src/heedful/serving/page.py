@@ -1,4 +1,4 @@
-"""The page, and /docs: files of our own, served as they are; the page is also put together into one file."""
+"""The page and /docs: static files of this package; the page can also be bundled into one file."""
 
 import json
 from importlib import resources
@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-# Nothing from elsewhere, and no page of others around it.
+# Load nothing from other hosts, and forbid framing by other sites.
 SAFE = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
     "frame-ancestors 'none'; base-uri 'none'",
@@ -45,7 +45,7 @@ def routes() -> APIRouter:
 
 
 def one_file(data: dict[str, Any]) -> str:
-    """The page with everything in it, and with this to show."""
+    """The page as one self-contained HTML file that shows this data."""
     safe = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
     html = _read("page.html")
     html = html.replace('<link rel="stylesheet" href="page.css">', f"<style>\n{_read('page.css')}</style>")

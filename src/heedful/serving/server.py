@@ -1,4 +1,4 @@
-"""The server: routes, refusals, the access log, and what happens at the end."""
+"""The server: routes, error responses, access log and shutdown."""
 
 import json
 import logging
@@ -39,7 +39,7 @@ def create_app(context: Context) -> FastAPI:
 
     @app.get("/metrics", tags=["Heedful"])
     async def metrics() -> Response:
-        """For Prometheus."""
+        """Metrics for Prometheus."""
         return Response(context.metrics.text(), media_type="text/plain; version=0.0.4")
 
     app.add_middleware(WholeBody, limit=context.options.body, seconds=context.options.reading)
@@ -49,8 +49,8 @@ def create_app(context: Context) -> FastAPI:
     app.exception_handler(RefusedError)(_refused)
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(HTTPException)(_http)
-    app.exception_handler(ClientDisconnect)(_left)
-    app.exception_handler(Exception)(_broken)
+    app.exception_handler(ClientDisconnect)(_disconnected)
+    app.exception_handler(Exception)(_failed)
     return app
 
 
@@ -94,7 +94,7 @@ class Logged:
 
 
 def log_to_stderr() -> None:
-    """A line of JSON for each request; no text that people sent."""
+    """Log each request as a line of JSON, without its text."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     access.addHandler(handler)
@@ -123,10 +123,10 @@ async def _http(request: Request, error: Exception) -> Response:
     return _answer(request, error.status_code, str(error.detail), dict(error.headers or {}))
 
 
-async def _left(request: Request, error: Exception) -> Response:
-    return _answer(request, 499, "the client went away")
+async def _disconnected(request: Request, error: Exception) -> Response:
+    return _answer(request, 499, "the client disconnected")
 
 
-async def _broken(request: Request, error: Exception) -> Response:
+async def _failed(request: Request, error: Exception) -> Response:
     logging.getLogger("heedful").error("%s %s", request.url.path, error, exc_info=error)
-    return _answer(request, 500, "something went wrong on the server; its log says what")
+    return _answer(request, 500, "internal server error; see the server's log")

@@ -1,5 +1,5 @@
-"""DATA + OBJECTIVE + METRIC + USE: what is learned, and what it is good for. One file per task; the file's name is the
-name in a recipe.
+"""DATA + OBJECTIVE + METRIC + USE: what a model learns, and what it is used for. One file per task; the file's name is
+the name in a recipe.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ State = dict[str, Tensor]  # what a task carries from step to step
 
 @dataclass(frozen=True)
 class Scores:
-    """What a validation found: numbers by name (`loss` always among them), and a few examples to look at."""
+    """The results of a validation: numbers by name (always including `loss`), and a few samples to show."""
 
     numbers: dict[str, float]
     samples: list[dict[str, str]] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a task is told of the recipe beside its own keys. `language`: the code of the target's."""
+    """What a task gets from the recipe besides its own keys. `language`: the code of the target language."""
 
     label_smoothing: float = 0.0
     bpe_dropout: float = 0.0
@@ -41,8 +41,8 @@ class Settings:
 class Batch(Protocol):
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many things each term of the loss is a sum over, known before it is computed: of every term, 0 too. The
-        first is the main one: speed is measured in it."""
+        """How many items each term of the loss sums over, known before it is computed; every term is listed, even with
+        0. The first is the main one: speed is measured in it."""
         ...
 
     def to(self, device: torch.device) -> Self: ...
@@ -62,58 +62,57 @@ class Processes(Protocol):
         ...
 
     def gather(self, texts: Sequence[str]) -> list[str]:
-        """The texts of all processes, dealt out in turn as `texts[rank::size]`, in their first order again."""
+        """The texts of all processes, which were distributed as `texts[rank::size]`, in their original order."""
         ...
 
 
 class Task(Protocol):
-    """The contract. A batch is known by the numbers of its rows, so that it can be dealt out, skipped and found again
-    without being made. A task may have `notes`: lines that a person should read before it starts."""
+    """The contract. A batch is identified by its row numbers, so that it can be distributed, skipped and reproduced
+    without being built. A task may have `notes`: messages to show before training starts."""
 
     def epoch(self, number: int, *, budget: int, seed: int) -> Iterator[np.ndarray]:
         """The batches of an epoch, as row numbers; a function of its arguments alone."""
         ...
 
     def worst(self, budget: int) -> np.ndarray:
-        """The batch that needs most memory."""
+        """The batch that needs the most memory."""
         ...
 
     def collate(self, rows: np.ndarray, *, seed: tuple[int, ...] = ()) -> Batch:
-        """Row numbers -> tensors. `seed` fixes what is random in it."""
+        """Row numbers -> tensors. `seed` determines everything random in it."""
         ...
 
     def loss(self, model: Any, batch: Any, *, state: State) -> Loss:
-        """`state` is what the loss of the step before gave back; empty at first. It survives a kill."""
+        """`state` is what the loss of the previous step returned; empty at first. It survives interruptions."""
         ...
 
     def evaluate(self, model: Any, *, budget: int, samples: int, world: Processes) -> Scores:
-        """On the validation set. Every process calls it, takes its share and gives the same scores."""
+        """On the validation set. Every process calls it, takes its share and returns the same scores."""
         ...
 
     def finish(self, model: Any, folder: Path) -> None:
-        """Add to a finished folder what its use needs beside weights and tokenizer."""
+        """Add to a finished folder what inference needs besides weights and tokenizer."""
         ...
 
 
 class Use(Protocol):
-    """What `heedful.load` gives: a model at work."""
+    """What `heedful.load` returns: a model ready to use."""
 
     def predict(self, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """What the model says of each line (columns with tabs between them): `text`, and whatever else there is."""
+        """The prediction for each line (columns separated by tabs): `text`, and whatever else the task gives."""
         ...
 
 
 class TaskConfig(PartConfig):
     """The contract: the facts of a task.
 
-    trains       the contract of `model/architecture` that its models keep
-    metrics      the numbers that `evaluate` gives and a recipe may choose by, and which way is better
+    trains       the contract of `model/architecture` that its models implement
+    metrics      the numbers that `evaluate` returns and a recipe may select by, and which direction is better
     specials     the special tokens it needs beyond <pad>, <s>, </s> and <unk>
-    adds_up      whether its loss is a sum over rows. Where rows are compared with each other (contrastive losses), a
-    step
-                 cannot be dealt out in parts, and a recipe that asks for it is refused
+    adds_up      whether its loss is a sum over rows. If rows are compared with each other (contrastive losses), a step
+                 cannot be split into parts, and a recipe that asks for it is refused
     sizes        the recipes that `--budget` chooses a model from; none = the recipe's own model
-    note         what its card says of the scores
+    note         what the model card says about the scores
     """
 
     folder: ClassVar[str] = "tasks"
@@ -126,7 +125,7 @@ class TaskConfig(PartConfig):
 
     @property
     def columns(self) -> Columns:
-        """What it reads."""
+        """The columns it reads."""
         raise NotImplementedError
 
     @property
@@ -135,16 +134,16 @@ class TaskConfig(PartConfig):
         return frozenset()
 
     def positions(self, longest: int) -> dict[str, int]:
-        """How many positions it needs of each stack, where texts have up to `longest` tokens: {"decoder": 257}."""
+        """How many positions each stack needs for texts of up to `longest` tokens: {"decoder": 257}."""
         return {}
 
     def fitted(self, model: dict[str, Any], prepared: Prepared) -> dict[str, Any]:
-        """The keys of a model that follow from the data: its vocabulary, how many classes there are."""
+        """The model's keys, with those that follow from the data filled in: vocabulary size, number of classes."""
         return {**model, "vocab": prepared.tokenizers[-1].vocab} if prepared.tokenizers else model
 
     def build(self, prepared: Prepared, settings: Settings) -> Task:
         raise NotImplementedError
 
     def open(self, folder: Path, *others: Path, **options: Any) -> Use:
-        """The model of a finished folder at work; of several, their ensemble, where the task has that."""
+        """The model of a finished folder, ready to use; several give an ensemble, if the task supports it."""
         raise NotImplementedError

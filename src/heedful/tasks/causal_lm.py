@@ -28,7 +28,7 @@ from heedful.tasks._segments import VALIDATED, SegmentLm
 
 
 class CausalLmConfig(TaskConfig):
-    """How windows of `context` tokens are taken from the text.
+    """`windows`: how windows of `context` tokens are taken from the text.
 
     windows     anywhere at random, with no regard to where a document ends
     documents   one after the other, documents packed end to end: each starts with <s>, ends with </s>, sees only itself
@@ -80,7 +80,7 @@ class CausalLmConfig(TaskConfig):
 
     def open(self, folder: Path, *others: Path, **options: Any) -> Generator:
         if others:
-            raise ValueError("language models make no ensemble; give one folder")
+            raise ValueError("language models cannot form an ensemble; give one folder")
         streams = options.pop("streams", None)
         if options:
             raise ValueError(f"{', '.join(options)} is for translators; leave it out")
@@ -121,10 +121,10 @@ class CausalLm:
         self.bytes = sum(len(text.encode()) for (text,) in prepared.texts("valid")) if prepared.has("valid") else 0
 
     def epoch(self, number: int, *, budget: int, seed: int) -> Iterator[np.ndarray]:
-        """Windows by the place where they start. An epoch has as many as cover the text once."""
+        """Windows by their start position. An epoch has as many as cover the text once."""
         order = np.random.default_rng((seed, number))
         rows = max(1, budget // self.context)
-        last = len(self.train) - self.context  # one token more is needed: the one after the window
+        last = len(self.train) - self.context  # one more token is needed: the one after the window
         if self.packed:
             starts = order.permutation(-(-last // self.context)) * self.context
             starts = np.minimum(starts, last - 1)
@@ -165,7 +165,7 @@ class CausalLm:
         return Scores(numbers, [self.sample(model, index) for index in range(samples)])
 
     def finish(self, model: LanguageModel, folder: Path) -> None:
-        """Weights and tokenizer are all it takes."""
+        """Nothing to add: weights and tokenizer suffice."""
 
     def numbers(self, total: float, count: int, right: int) -> dict[str, float]:
         """The scores, of the sum of losses over `count` tokens, of which `right` came first."""
@@ -193,7 +193,7 @@ class CausalLm:
         return TextBatch(tokens, wanted, segments)
 
     def _stream(self, store: Store) -> np.ndarray:
-        """All tokens as one run; packed documents with their marks, which takes a copy."""
+        """All tokens as one sequence; packed documents with <s> and </s> around each, which needs a copy."""
         if not self.packed:
             return store.tokens[0]
         rows = store.rows(0, np.arange(len(store)))

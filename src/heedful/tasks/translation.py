@@ -30,9 +30,9 @@ from heedful.text.tokenizer import BYTES, Tokenizer
 from heedful.translator import Translator
 from heedful.translator import load as load_translator
 
-SCORED = 200  # sentences translated at a validation
-LEXICON, ALIGNED = 20_000, 200  # pairs to learn which words meet, and to try the heads on
-SPLIT = 2_000  # lines to see whether they are single sentences
+SCORED = 200  # sentences translated per validation
+LEXICON, ALIGNED = 20_000, 200  # pairs to count co-occurring words in, and to try the heads on
+SPLIT = 2_000  # lines to check for several sentences
 SHORTLISTED = 100_000  # pairs to learn a shortlist from
 GREEDY = GenerationConfig(num_beams=1)
 
@@ -44,8 +44,8 @@ class TranslationConfig(TaskConfig):
     }  # fmt: skip
     sizes: ClassVar[tuple[str, ...]] = ("tiny", "small", "base", "big")
     note: ClassVar[str] = (
-        "BLEU and chrF are sacreBLEU's, on greedy translations of at most 200 sentences, to watch the training by; "
-        "`evaluate` gives the figures to report."
+        "BLEU and chrF are computed by sacreBLEU on greedy translations of at most 200 sentences, to monitor training; "
+        "`heedful evaluate` gives the figures to report."
     )
 
     @property
@@ -73,7 +73,7 @@ class TranslationConfig(TaskConfig):
 
 @dataclass(frozen=True)
 class PairBatch:
-    """The decoder reads `target` (<s> first) and is to write `wanted` (</s> last)."""
+    """The decoder reads `target` (<s> first) and must predict `wanted` (</s> last)."""
 
     source: Tensor  # batch source
     source_valid: Tensor
@@ -99,7 +99,7 @@ class Translation:
         self.dropout = dropout
         references = [target for _, target in self._references()]
         cut = tokenization(references, language=language)
-        quick_score(["a"], ["a"], tokenizer=cut.name)  # it may not be installed
+        quick_score(["a"], ["a"], tokenizer=cut.name)  # fails now if it is not installed
         self.tokenizer = cut.name
         self.notes = [] if cut.name == "13a" else [f"BLEU uses the tokenizer {cut.name}: {cut.why}"]
         self.merging = [MergingBpe(tokenizer) for tokenizer in prepared.tokenizers] if dropout else []
@@ -146,7 +146,7 @@ class Translation:
         return Scores(numbers, shown)
 
     def finish(self, model: SequenceToSequence, folder: Path) -> None:
-        """The head that aligns best, which words may come of which, and whether lines are single sentences."""
+        """Save the alignment head, the shortlist, and the share of lines with several sentences."""
         aligner = self._choose_aligner(model)
         if aligner is not None:
             aligner.save(folder)
@@ -160,7 +160,7 @@ class Translation:
         return sum(len(sentences(text)) > 1 for text in texts) / max(1, len(texts))
 
     def _choose_aligner(self, model: SequenceToSequence) -> Aligner | None:
-        """By the validation pairs, with the words that meet in the first training pairs."""
+        """By the validation pairs, with the words that co-occur in the first training pairs."""
         rows = np.arange(min(LEXICON, len(self.train)))
         sources, targets = (self.prepared.tokenizers[c].decode(self.train.rows(c, rows)) for c in (0, 1))
         lexicon = list(zip(sources, targets, strict=True))

@@ -265,7 +265,7 @@ class Trainer:
                 if parameter.requires_grad:
                     torch.autograd.graph.increment_version(parameter)
             progress.bad_in_a_row = 0
-            self._update_average()
+            self._follow()
         else:
             progress.skipped += 1
             progress.bad_in_a_row += 0 if scaled_over else 1

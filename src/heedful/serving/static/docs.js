@@ -1,5 +1,5 @@
 "use strict";
-// The API, shown from the server's own openapi.json. Nothing is loaded from elsewhere.
+// The API reference, rendered from the server's openapi.json. Nothing is loaded from other hosts.
 const $ = (id) => document.getElementById(id);
 const make = (tag, text = "", attributes = {}) => {
   const element = document.createElement(tag);
@@ -21,7 +21,7 @@ const state = { language: (navigator.language || "en").startsWith("zh") ? "zh" :
 const say = (name) => WORDS[state.language][name];
 const anchor = (text) => text.replace(/[^\w]+/g, "-").replace(/^-|-$/g, "").toLowerCase();
 
-// --- schemas in words
+// --- schemas as text
 
 const refers = (schema) => schema.$ref && schema.$ref.split("/").pop();
 const resolve = (schema) => (schema.$ref ? state.api.components.schemas[refers(schema)] : schema);
@@ -118,7 +118,7 @@ function route(method, path, operation) {
     about.append(kinds.join(", "));
     section.append(about, ...(schema.$ref && resolve(schema).description ? [make("p", resolve(schema).description)] : []), ...fields(schema));
   }
-  const answers = Object.entries(operation.responses || {}).filter(([code]) => code !== "422"); // a wrong request is 400 here
+  const answers = Object.entries(operation.responses || {}).filter(([code]) => code !== "422"); // invalid requests get 400 here
   section.append(make("h4", say("answers")), table(["code", "about"], answers.map(([code, one]) => [code, one.description || ""])));
   section.append(make("h4", say("example")), make("pre", curl(method, path, operation), { tabindex: 0 }));
   return section;
@@ -174,7 +174,7 @@ async function start() {
       writer: named("language model"),
     };
     show();
-    if (location.hash) location.replace(location.hash); // the place exists only now
+    if (location.hash) location.replace(location.hash); // its target exists only now
   } catch (error) {
     $("problem").textContent = error.message;
     $("problem").hidden = false;

@@ -1,6 +1,6 @@
 "use strict";
-// The page of `heedful serve`, and of the file that `heedful inspect` writes: there, `given` holds the data and nothing
-// is asked of a server.
+// The page of `heedful serve`, and of the file that `heedful inspect` writes: there, `given` holds the data and no
+// server is called.
 const given = window.heedfulData || null;
 const $ = (id) => document.getElementById(id);
 const make = (tag, text = "", attributes = {}) => {
@@ -26,8 +26,8 @@ const WORDS = {
     attention: "Attention", steps: "Steps", positions: "Positions", cross: "target to source", encoder: "source to source",
     decoder: "target to target", own: "text to text",
     stepHint: "The most likely next tokens at each step. Choose one to force it; the model continues from there.",
-    embeddingHint: "{}: what the encoder adds to the embeddings, one row per place, one column per dimension.",
-    rotationHint: "{}: the cosine of the angle by which queries and keys are rotated, one row per place, one column per dimension.",
+    embeddingHint: "{}: what the encoder adds to the embeddings, one row per position, one column per dimension.",
+    rotationHint: "{}: the cosine of the angle by which queries and keys are rotated, one row per position, one column per dimension.",
     biasHint: "{}: what is added to the first head's scores, one row per query, one column per key.",
     noPositionHint: "This model's encoder has no position encoding to draw ({}).",
     forced: "Forced", free: "Let the model choose", looks: "attends to", sourceTokens: "Source", targetTokens: "Target",
@@ -63,8 +63,8 @@ const WORDS = {
     part: "文本分为 {count} 部分翻译。这是第 {number} 部分：“{text}”",
   },
 };
-// `placed`: the head that aligns was shown once, and from then on the head is the reader's choice. `example`: the text
-// that was filled in and not by the reader. `missing`: the model that a link asks for and that is not here.
+// `placed`: the alignment head has been preselected; from then on the choice is the user's. `example`: the text that the
+// page filled in itself. `missing`: the model that a link asks for and that is not served here.
 const state = {
   language: "en", data: null, translation: null, kind: "cross", layer: 0, head: 0, placed: false, prefix: "", tab: "attention",
   turn: 0, models: [], example: "", missing: "",
@@ -88,20 +88,20 @@ function problem(text) {
   $("problem").hidden = !whole;
 }
 
-// --- copying, and links that hold what is on the page; they are read by the page, not sent to a server
+// --- copying, and links to the current inputs; these are in the fragment, which is not sent to the server
 
-let telling = 0;
-function tell(text) {
+let statusTimer = 0;
+function showStatus(text) {
   $("status").textContent = text;
-  clearTimeout(telling);
-  telling = setTimeout(() => { $("status").textContent = ""; }, 4000);
+  clearTimeout(statusTimer);
+  statusTimer = setTimeout(() => { $("status").textContent = ""; }, 4000);
 }
 
 async function copy(text, done, failed) {
   let copied = true;
   try {
     await navigator.clipboard.writeText(text);
-  } catch { // over plain HTTP from another computer there is no clipboard
+  } catch { // the clipboard API needs HTTPS or localhost
     const focused = document.activeElement, field = make("textarea");
     field.value = text;
     document.body.append(field);
@@ -110,7 +110,7 @@ async function copy(text, done, failed) {
     field.remove();
     focused.focus();
   }
-  tell(say(copied ? done : failed));
+  showStatus(say(copied ? done : failed));
 }
 
 function link() {
@@ -124,7 +124,7 @@ function link() {
   return `${location.href.split("#")[0]}#${asked}`;
 }
 
-// Once the address holds a link, it follows what is on the page.
+// Once the address bar holds a link, keep it up to date with the inputs.
 const follow = () => { if (location.hash) history.replaceState(null, "", link()); };
 
 function readLink() {
@@ -185,7 +185,7 @@ async function translate() {
   $("inside").setAttribute("aria-busy", "false");
 }
 
-// Of all heads, the one that says which word comes from which is the one to look at first.
+// Show the alignment head first.
 function place() {
   if (state.placed || !state.data.aligner) return;
   [state.layer, state.head] = state.data.aligner;
@@ -298,7 +298,7 @@ function showAttention() {
   const kinds = isWriter() ? ["own"] : ["cross", "encoder", "decoder"].filter((kind) => state.data.attention[kind]);
   if (!kinds.includes(state.kind)) state.kind = kinds[0];
   const { weights } = attention() || { weights: [] };
-  if (!weights.length) { // an attention that keeps no weights: nothing is drawn that was not used
+  if (!weights.length) { // attention without weights: draw nothing that was not actually used
     for (const name of ["kind", "layer", "head", "lines", "heads"]) $(name).replaceChildren();
     $("map").width = $("map").height = 0;
     $("cell").textContent = say("noWeights");
@@ -321,7 +321,7 @@ function showAttention() {
 
 const colour = (weight) => `rgba(${getComputedStyle(document.documentElement).getPropertyValue("--blue")}, ${weight})`;
 const front = () => getComputedStyle(document.documentElement).getPropertyValue("--front");
-// Letters differ in width, Chinese ones most: what fits is measured.
+// Characters differ in width, above all Chinese ones, so text is measured to fit.
 const ruler = document.createElement("canvas").getContext("2d");
 function wide(text, weight = 400, size = 13) {
   ruler.font = `${weight} ${size}px ${getComputedStyle(document.body).fontFamily}`;
@@ -400,7 +400,7 @@ function drawHeads() {
   $("heads").replaceChildren(...buttons);
 }
 
-// --- steps: the beams that lead to the best text, and what else was looked at
+// --- steps: the beams that lead to the best translation, and the other candidates
 
 function bestPath() {
   // At each step, the beam whose tokens so far are those of the translation.
@@ -452,7 +452,7 @@ function drawTree(path) {
   const weight = (one) => (best.has(one) ? 700 : 400);
   const picture = svg("svg", { height: high * (Math.max(1, ...steps.map((step) => step.length)) + 1), role: "img", "aria-label": say("tree") });
   const place = (row) => row * high + 0.5 * high + 6;
-  let end = 4 + wide("<s>"); // where the column before ends: each is as wide as its widest token
+  let end = 4 + wide("<s>"); // where the previous column ends; each is as wide as its widest token
   let places = new Map([[0, { x: end, y: place(0) }]]);
   picture.append(svg("text", { x: 4, y: place(0) + 4 }, "<s>"));
   for (const step of steps) {
@@ -544,7 +544,7 @@ async function lookAhead() {
   }
 }
 
-// --- the frame
+// --- the whole page
 
 function showAll() {
   document.documentElement.lang = state.language;
@@ -556,7 +556,7 @@ function showAll() {
   showInside();
 }
 
-// Shows the chosen model, with the sentence it brings unless there is one of the reader's, or about to be.
+// Show the chosen model, with its example sentence unless the user has entered a text or is about to.
 function choose() {
   state.data = state.translation = null;
   state.prefix = "";
