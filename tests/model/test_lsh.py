@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.model.attention import HeadShape
+from heedful.model.attention import HeadShape, lsh
 from heedful.model.attention.lsh import LshConfig, unit
 from heedful.model.attention.reference import weights_of
 from heedful.model.mask import Mask
@@ -199,3 +199,14 @@ def test_the_reference_is_another_function():
     key, value = text(3)
     reference = weights_of(key, key, sight=Sight(Mask()), scale=HEAD**-0.5) @ value
     assert not torch.allclose(run(mix(), key, value), reference)
+
+
+@modes
+def test_heads_taken_one_at_a_time_give_the_same(sees, monkeypatch):
+    key, value = (x.requires_grad_() for x in text())
+    results = []
+    for size in (lsh.SORTED, 1):
+        monkeypatch.setattr(lsh, "SORTED", size)
+        mixed = run(mix(sees=sees), key, value)
+        results.append((mixed, *torch.autograd.grad(mixed.square().sum(), (key, value))))
+    torch.testing.assert_close(*results)

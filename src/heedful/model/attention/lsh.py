@@ -13,6 +13,7 @@ from heedful.model.cache import KeyValueCache, LayerCache
 from heedful.model.mask import Mask
 from heedful.model.sight import Sight
 
+SORTED = 1 << 22  # how many numbers of queries, of keys, of values are sorted at a time
 EPS = 1e-6  # of the length that keys are divided by, as in Trax and transformers
 
 
@@ -128,13 +129,21 @@ class Lsh(Mix):
                     return self._step(shared, keys, values, buckets, sight.mask).to(query.dtype)
                 # What the earlier tokens gather is not asked for again, so anything may stand for their queries.
                 queries = torch.cat([keys[:, :, : keys.shape[2] - new], shared], dim=2)
-            text = self.sort(buckets, sight.mask)
-            dropout = self.dropout if self.training else 0.0
-            mixed = attend_sorted(queries, keys, values, text, dropout=dropout)
-            return mixed[:, :, -new:].to(query.dtype)
+            dropout, size = self.dropout if self.training else 0.0, self._at_a_time(buckets)
+            parts = (x.split(size, dim=1) for x in (queries, keys, values, buckets))
+            mixed = [
+                attend_sorted(q, k, v, self.sort(b, sight.mask), dropout=dropout)
+                for q, k, v, b in zip(*parts, strict=True)
+            ]
+            return torch.cat(mixed, dim=1)[:, :, -new:].to(query.dtype)
 
     def new_cache(self, length: int) -> "LshCache":
         return LshCache(length)
+
+    def _at_a_time(self, buckets: Tensor) -> int:
+        """How many heads: of long texts few, so that what is sorted is small enough for memory to be used again."""
+        batch, heads, rounds, length = buckets.shape
+        return max(1, min(heads, SORTED // max(1, batch * (rounds + 1) * length * self.rotations.shape[1])))
 
     @torch.no_grad()
     def hash(self, x: Tensor) -> Tensor:
