@@ -100,3 +100,13 @@ def test_cut_keeps_all_rows_and_the_budget(lengths, budget):
     assert sorted(np.concatenate(found).tolist()) == list(range(len(table)))
     for rows in found:
         assert len(rows) == 1 or len(rows) * table[rows].max() <= budget
+
+
+def test_long_rows_count_by_what_they_cost(tmp_path):
+    lengths = np.array([[100]] * 8 + [[2000]] * 8)
+    rows = np.arange(16)
+    plain = batches.cut(rows, lengths, 4000)
+    costly = batches.cut(rows, lengths, 4000, lambda length: max(1.0, length / 1000))
+    assert sorted(map(len, plain)) == [2, 2, 2, 2, 8]
+    assert sorted(map(len, costly)) == [1] * 8 + [8]
+    assert sorted(np.concatenate(costly).tolist()) == rows.tolist()

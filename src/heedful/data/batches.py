@@ -1,10 +1,11 @@
-"""Batching: batches of rows of similar length, within a token budget, in an order fixed by a seed.
+"""Batching: batches of rows of similar length, within a token budget, in an order fixed by a seed. Where a token costs
+more in a long text than in a short one (quadratic attention), it counts for more: see `Cost`.
 
 The corpus is processed in windows: randomly chosen blocks of adjacent rows, shuffled, sorted by length, cut into
 batches, and the batches shuffled. A window bounds the memory, however large the corpus is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -12,9 +13,14 @@ from heedful.data.store import Store
 
 BLOCK = 4096
 WINDOW = 48  # blocks
+Cost = Callable[[int], float]  # of a token in a text of so many tokens, where one in a short text costs 1
 
 
-def epoch(store: Store, *, budget: int, seed: int, number: int) -> Iterator[np.ndarray]:
+def same_for_all(length: int) -> float:
+    return 1.0
+
+
+def epoch(store: Store, *, budget: int, seed: int, number: int, cost: Cost = same_for_all) -> Iterator[np.ndarray]:
     """The batches of one epoch as arrays of row numbers. The same seed and number give the same batches."""
     order = np.random.default_rng((seed, number))
     blocks = order.permutation(-(-len(store) // BLOCK))
@@ -23,34 +29,43 @@ def epoch(store: Store, *, budget: int, seed: int, number: int) -> Iterator[np.n
         rows, lengths = _window(store, chosen)
         shuffled = order.permutation(len(rows))
         rows, lengths = rows[shuffled], lengths[shuffled]
-        batches = cut(rows, lengths, budget)
+        batches = cut(rows, lengths, budget, cost)
         for batch in order.permutation(len(batches)):
             yield batches[batch]
         store.forget()
 
 
-def in_order(store: Store, *, budget: int) -> Iterator[np.ndarray]:
+def in_order(store: Store, *, budget: int, cost: Cost = same_for_all) -> Iterator[np.ndarray]:
     """All rows once, grouped by length; for validation."""
     rows, lengths = _window(store, np.arange(-(-len(store) // BLOCK)))
-    yield from cut(rows, lengths, budget)
+    yield from cut(rows, lengths, budget, cost)
 
 
-def cut(rows: np.ndarray, lengths: np.ndarray, budget: int) -> list[np.ndarray]:
-    """Sort by length and cut so that rows x longest <= budget; a longer row forms its own batch.
+def cut(rows: np.ndarray, lengths: np.ndarray, budget: int, cost: Cost = same_for_all) -> list[np.ndarray]:
+    """Sort by length and cut so that rows x longest x its cost <= budget; a longer row forms its own batch.
 
     `lengths`: rows columns.
     """
     order = _by_length(lengths, budget)
-    rows, longest = rows[order], lengths[order].max(axis=1).tolist()
-    batches, start, widest = [], 0, 0
-    for end, length in enumerate(longest):
-        widest = max(widest, length)
-        if end > start and widest * (end - start + 1) > budget:
+    rows, sizes = rows[order], _sizes(lengths[order], cost).tolist()
+    batches, start, largest = [], 0, 0.0
+    for end, size in enumerate(sizes):
+        largest = max(largest, size)
+        if end > start and largest * (end - start + 1) > budget:
             batches.append(rows[start:end])
-            start, widest = end, length
+            start, largest = end, size
     if start < len(rows):
         batches.append(rows[start:])
     return batches
+
+
+def _sizes(lengths: np.ndarray, cost: Cost) -> np.ndarray:
+    """How much of a budget each row takes: the tokens of its longest side, times what each costs."""
+    longest = lengths.max(axis=1)
+    if cost is same_for_all or not len(longest):
+        return longest
+    each, places = np.unique(longest, return_inverse=True)
+    return np.array([length * cost(int(length)) for length in each])[places]
 
 
 def _by_length(lengths: np.ndarray, budget: int) -> np.ndarray:
@@ -79,14 +94,14 @@ def padding(store: Store, *, budget: int) -> float:
     return 1 - real / max(1, places)
 
 
-def longest(store: Store, *, budget: int) -> np.ndarray:
+def longest(store: Store, *, budget: int, cost: Cost = same_for_all) -> np.ndarray:
     """The batch that needs the most memory: the longest rows, as many as the budget allows."""
-    best, sizes = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    best, sizes = np.empty(0, dtype=np.int64), np.empty(0)
     blocks = np.arange(-(-len(store) // BLOCK))
     for start in range(0, len(blocks), WINDOW):
         rows, lengths = _window(store, blocks[start : start + WINDOW])
-        best, sizes = np.concatenate([best, rows]), np.concatenate([sizes, lengths.max(axis=1)])
-        room = max(1, budget // int(sizes.max()))
+        best, sizes = np.concatenate([best, rows]), np.concatenate([sizes, _sizes(lengths, cost)])
+        room = max(1, int(budget // sizes.max()))
         if len(sizes) > room:
             kept = np.argpartition(sizes, -room)[-room:]
             best, sizes = best[kept], sizes[kept]

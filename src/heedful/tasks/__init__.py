@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from heedful.config import PartConfig
+from heedful.data.batches import Cost, same_for_all
 from heedful.data.columns import Columns
 from heedful.data.prepare import Prepared
 from heedful.model.architecture import Model
@@ -31,11 +32,13 @@ class Scores:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a task gets from the recipe besides its own keys. `language`: the code of the target language."""
+    """What a task gets from the recipe besides its own keys. `language`: the code of the target language; `cost`: of a
+    token in a text of so many, for batches of about equal cost."""
 
     label_smoothing: float = 0.0
     bpe_dropout: float = 0.0
     language: str = ""
+    cost: Cost = same_for_all
 
 
 class Batch(Protocol):

@@ -94,6 +94,7 @@ class Translation:
         settings = settings or Settings()
         dropout, language = settings.bpe_dropout, settings.language
         self.prepared, self.smoothing = prepared, settings.label_smoothing
+        self.cost = settings.cost
         self.train = prepared.store("train")
         self.valid = prepared.store("valid") if prepared.has("valid") else self.train
         self.dropout = dropout
@@ -105,10 +106,10 @@ class Translation:
         self.merging = [MergingBpe(tokenizer) for tokenizer in prepared.tokenizers] if dropout else []
 
     def epoch(self, number: int, *, budget: int, seed: int) -> Iterator[np.ndarray]:
-        return batches.epoch(self.train, budget=budget, seed=seed, number=number)
+        return batches.epoch(self.train, budget=budget, seed=seed, number=number, cost=self.cost)
 
     def worst(self, budget: int) -> np.ndarray:
-        return batches.longest(self.train, budget=budget)
+        return batches.longest(self.train, budget=budget, cost=self.cost)
 
     def collate(self, rows: np.ndarray, *, seed: tuple[int, ...] = ()) -> PairBatch:
         sources, targets = (self._rows(self.train, column, rows, seed) for column in (0, 1))
@@ -124,7 +125,7 @@ class Translation:
     @torch.inference_mode()
     def evaluate(self, model: SequenceToSequence, *, budget: int, samples: int, world: Processes) -> Scores:
         total, count, right = 0.0, 0, 0
-        for rows in list(batches.in_order(self.valid, budget=budget))[world.rank :: world.size]:
+        for rows in list(batches.in_order(self.valid, budget=budget, cost=self.cost))[world.rank :: world.size]:
             batch = self._collated(self.valid.rows(0, rows), self.valid.rows(1, rows)).to(model.device)
             memory = model.encode(batch.source, valid=batch.source_valid)
             logits = model.logits(model.decode(batch.target, memory)[batch.target_valid])

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import torch
 
+from heedful.data.batches import Cost, same_for_all
 from heedful.data.check import Report
 from heedful.data.prepare import Prepared
+from heedful.model.architecture import ArchitectureConfig
 from heedful.model.create import create
 from heedful.tasks import Task
 from heedful.training.journal import Journal
@@ -30,6 +32,7 @@ PER_PARAMETER = 20  # or this many tokens per parameter
 ENOUGH = 60  # epochs after which more training does not help
 STEPS = 3000  # updates that a training needs, with small batches if necessary
 WORK = 0.9  # fraction of the time spent on steps; the rest is validation and saving
+SHORT = 512  # tokens, up to which the length of a text does not matter
 SHARE = 0.3  # fraction of the matrix-product rate that a small model reaches
 
 
@@ -145,6 +148,15 @@ def parse_budget(text: str) -> tuple[float, str]:
         if seconds:
             return seconds, "seconds"
     raise ValueError(f"budget {text!r} is not one of 20m, 1h30m, 5000steps, 3epochs, 10Mtokens")
+
+
+def relative_cost(model: ArchitectureConfig) -> Cost:
+    """What a token of a long text costs beside one of a text of `SHORT` tokens, by the operations of its model: more
+    where attention is quadratic, the same where it is linear. Tokens of shorter texts all count as one."""
+    short = sum(model.flops(SHORT).values())
+    if not short:
+        return same_for_all
+    return lambda length: max(1.0, sum(model.flops(length).values()) / short)
 
 
 def fit_memory(recipe: Recipe, task: Task, *, world: World, say: Say) -> Recipe:

@@ -26,7 +26,7 @@ from heedful.training.card import card
 from heedful.training.journal import Journal, read_metrics
 from heedful.training.loop import Trainer
 from heedful.training.parallel import World, join
-from heedful.training.plan import Budget, fit_memory, parse_budget, plan, readable_words, with_characters
+from heedful.training.plan import Budget, fit_memory, parse_budget, plan, readable_words, relative_cost, with_characters
 from heedful.training.recipe import Recipe, differences, parse_recipe
 from heedful.training.start import digest_of, take_weights, tokenizers_of
 from heedful.training.step import load_trained
@@ -101,6 +101,7 @@ def _run(
         label_smoothing=recipe.training.label_smoothing,
         bpe_dropout=recipe.tokenizer.dropout,
         language=recipe.data.target_language,
+        cost=relative_cost(recipe.model),
     )
     task = recipe.task.build(prepared, settings)
     for note in getattr(task, "notes", ()):
