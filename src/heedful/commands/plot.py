@@ -114,6 +114,29 @@ def training(
 
 
 @plot.command()
+def visibility(
+    attentions: Annotated[
+        list[str] | None, typer.Argument(metavar="[ATTENTION]...", help="Which ones. Default: all there are.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("visibility.png"),
+    length: Annotated[int, typer.Option(min=4, max=256, help="Tokens of the text.")] = 24,
+    as_json: Json = False,
+    parts: Parts = None,
+) -> None:
+    """Plot who sees whom in each attention, in an encoder and a decoder, as found by gradients. Windows, blocks and
+    chunks are small here, so that a short text shows them.
+
+    Examples:
+
+      heedful plot visibility window longformer bigbird --length 40
+    """
+    draw = _plots().draw_visibility
+    from heedful.inspection.visibility import pictures
+
+    _say(draw(pictures(attentions, length=length), out), as_json)
+
+
+@plot.command()
 def complexity(
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("complexity.png"),
     longest: Annotated[int, typer.Option(min=256, help="Longest text, in tokens.")] = 4096,

@@ -18,6 +18,7 @@ from matplotlib import font_manager, pyplot
 from heedful.files import in_place
 from heedful.inspection.attention import Attention
 from heedful.inspection.complexity import LENGTH, WIDTH, Measured
+from heedful.inspection.visibility import Picture
 from heedful.model.position.sinusoidal import Sinusoidal, SinusoidalConfig
 from heedful.training.journal import read_metrics
 from heedful.training.recipe import Recipe
@@ -61,6 +62,26 @@ def draw_complexity(found: list[Measured], out: Path) -> Path:
     figure.suptitle("One layer, forward: measured (points) and predicted by table 1 of the paper (lines)")
     _save(figure, out)
     return out
+
+
+def draw_visibility(found: list[Picture], out: Path) -> Path:
+    """A small picture of each attention: a row per output, dark where it depends on an input."""
+    columns = min(6, max(1, len(found)))
+    rows = -(-len(found) // columns)
+    figure, panels = pyplot.subplots(
+        rows, columns, figsize=(2.3 * columns, 2.6 * rows), constrained_layout=True, squeeze=False
+    )
+    for axes, one in zip(panels.flat, found, strict=False):
+        axes.imshow(one.seen.float(), cmap="Blues", vmin=0, vmax=1.3)
+        axes.set_title(one.title, fontsize=9)
+    for axes in panels.flat:
+        axes.set_xticks([])
+        axes.set_yticks([])
+    for axes in panels.flat[len(found) :]:
+        axes.axis("off")
+    figure.supxlabel("input (key)", fontsize=9)
+    figure.supylabel("output (query)", fontsize=9)
+    return _save(figure, out)
 
 
 def draw_training(folder: Path) -> Path:
