@@ -58,3 +58,20 @@ def kept(mix, length, causal):
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
         mix(query, key, value, sight=Sight(Mask(causal=causal))).sum().backward()
     return sum(held.values())
+
+
+@pytest.mark.parametrize("kind", ["linear", "performer"])
+@torch.no_grad()
+def test_beside_a_token_a_decoder_remembers_nothing(kind):
+    """`remembered` is of each token: the sums are all there is."""
+    config = part_config(MixConfig, kind)()
+    mix = config.build(SHAPE)
+    if hasattr(mix, "first_weights"):
+        mix.first_weights()
+    cache = mix.new_cache(1)
+    sizes = set()
+    for _ in range(3):
+        query, key, value = torch.randn(1, 4, 5, 6), torch.randn(1, 2, 5, 6), torch.randn(1, 2, 5, 6)
+        mix(query, key, value, sight=Sight(Mask(causal=True)), cache=cache)
+        sizes.add(cache.sums.numel())
+    assert len(sizes) == 1 and config.remembered(SHAPE) == 0

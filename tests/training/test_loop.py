@@ -324,6 +324,7 @@ def test_the_mean_of_checkpoints_is_the_mean(tmp_path):
         save_checkpoint(tmp_path, step, {"model": {"x": torch.full((5,), float(step**2))}}, {})
     files = [tmp_path / str(step) / "model.safetensors" for step in (1, 2, 3)]
     assert torch.allclose(average(files)["x"], torch.full((5,), 14 / 3))
+    assert torch.equal(average(files, buffers=["x"])["x"], torch.full((5,), 9.0))  # of random features it is the last
 
 
 def test_the_model_folder_is_complete(corpus, tmp_path):
