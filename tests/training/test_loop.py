@@ -163,7 +163,7 @@ def test_too_many_bad_steps_end_training_and_keep_the_last_good_model(corpus, tm
         return {name: one * factor for name, one in plain(self, batch, carried)[0].items()}, {}, {}
 
     monkeypatch.setattr(StepLoss, "forward", soon_nan)
-    with pytest.raises(DivergedError, match="4 steps in a row up to step 18; lower training.learning_rate"):
+    with pytest.raises(DivergedError, match="4 steps in a row, up to step 18; lower training.learning_rate"):
         run(corpus, tmp_path / "run", "training.bad_steps=4")
     assert steps(tmp_path / "run" / "checkpoints") == [10]
     assert load_model(tmp_path / "run")
