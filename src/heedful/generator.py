@@ -246,6 +246,7 @@ def load(folder: str | Path, *, recurrence: Recurrence | None = None, streams: i
     folder = Path(folder)
     model = load_model(folder)
     if not isinstance(model, LanguageModel):
-        raise ValueError(f"{folder} holds a {model.config.kind} model, which does not continue texts; try translate")
+        kind = model.config.kind
+        raise ValueError(f"{folder}: a model of kind {kind} does not continue texts; use heedful translate or predict")
     (tokenizer,) = load_tokenizers(folder, columns=1)
     return Generator(model, tokenizer, recurrence=recurrence, streams=cores() if streams is None else streams)

@@ -12,12 +12,14 @@ from heedful.model.create import create
 from heedful.model.mask import Mask
 from heedful.model.sight import Sight
 
+WINDOWED = ("window", "longformer")
 SHAPE = HeadShape(heads=4, kv_heads=2, head=6, length=32)
 
 
 @pytest.mark.parametrize("kind", kinds("model/attention"))
 def test_the_parameters_counted_are_those_there_are(kind):
-    encoder = {"layers": 2, "attention": {"heads": 4, "head_width": 6, "mix": kind}, "length": 32}
+    window = 5 if kind in WINDOWED else None
+    encoder = {"layers": 2, "attention": {"heads": 4, "head_width": 6, "mix": kind, "window": window}, "length": 32}
     config = EncoderOnlyConfig(vocab=23, width=28, encoder=encoder)
     model = create(config)
     assert sum(config.parameters().values()) == sum(parameter.numel() for parameter in model.parameters())

@@ -310,7 +310,8 @@ def test_an_attention_for_long_texts_never_builds_a_square(kind, causal, positio
 
 def test_softmax_may_build_a_square():
     """The watch does see one where there is one."""
-    model = decoder_only(("reference", "rotary", 4, "primes"))
+    attention = {"heads": 4, "head_width": 6, "mix": "reference"}
+    model = make(DecoderOnlyConfig(vocab=VOCAB, width=28, decoder={"layers": 1, "attention": attention}))
     with pytest.raises(AssertionError, match=r"made \(4, 2048, 2048\), with 2048 tokens"), NoSquare(2048):
         model(tokens(2048, batch=1))
 

@@ -20,12 +20,12 @@ SIZES = {"primes": (28, 4, 6, 13), "kernels": (64, 4, 16, 48)}  # width, heads, 
 sizes = pytest.mark.parametrize("size", SIZES)
 
 
-def stack(size="primes", *, mix="softmax", position="sinusoidal", layers=3, **options):
+def stack(size="primes", *, mix="softmax", position="sinusoidal", layers=3, window=None, **options):
     _, heads, head, hidden = SIZES[size]
     return {
         "kind": "reversible",
         "layers": layers,
-        "attention": {"heads": heads, "head_width": head, "mix": mix},
+        "attention": {"heads": heads, "head_width": head, "mix": mix, "window": window},
         "feedforward": {"hidden": hidden},
         "position": position,
         "dropout": 0.0,
@@ -90,7 +90,7 @@ def same(one, other, tolerance=2e-4):
 def test_it_equals_plain_autograd_with_every_mix(mix, size, monkeypatch):
     if "causal" not in part_config(MixConfig, mix).supports:
         pytest.skip("no decoder")
-    model = pair(size, mix=mix)
+    model = pair(size, mix=mix, window=3 if mix == "window" else None)
     valid = torch.arange(SOURCE) < torch.tensor([[SOURCE], [4], [2]])
     inputs = (tokens(SOURCE), tokens(TARGET, seed=1))
     found = results(model, *inputs, source_valid=valid)

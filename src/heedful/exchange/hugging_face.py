@@ -65,7 +65,7 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = torch.float32) -> Op
         warnings.warn(f"{folder}: unknown architecture {architecture!r}; heads inferred from the tensors: {heads}",
                       stacklevel=2)  # fmt: skip
     if left_out:
-        warnings.warn(f"{folder}: left out what the model does not use: {_some(left_out)}", stacklevel=2)
+        warnings.warn(f"{folder}: skipped tensors that the model does not use: {_some(left_out)}", stacklevel=2)
     model.load_state_dict({**weights, **_drawn(model)}, assign=True)
     beyond = set(theirs) - {"model_type"} - set(known.write_config(config))
     return Opened(
