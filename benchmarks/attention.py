@@ -149,7 +149,8 @@ def ours(name: str, length: int) -> Callable[[torch.Tensor], torch.Tensor]:
     from heedful.model.multihead import MultiHeadConfig, SelfAttention
     from heedful.model.sight import Sight
 
-    config = MultiHeadConfig(heads=HEADS, **OURS[name])
+    keys = OURS[name] if name != "lsh" else {"mix": {**OURS[name]["mix"], "buckets": buckets(length)}}
+    config = MultiHeadConfig(heads=HEADS, **keys)
     attention = SelfAttention(config, WIDTH, config.shape(WIDTH, length=length))
     initialise(attention, "xavier")
     attention.train()
@@ -160,6 +161,13 @@ def ours(name: str, length: int) -> Callable[[torch.Tensor], torch.Tensor]:
         return attention(x, sight=sight)
 
     return forward
+
+
+def buckets(length: int) -> list[int]:
+    """As many as there are half chunks, in two factors."""
+    count = max(4, length // 32)
+    first = 2 ** (round(math.log2(count)) // 2)
+    return [first, count // first]
 
 
 class Projected(nn.Module):
@@ -247,7 +255,7 @@ def transformers_reformer(length: int) -> Callable[[torch.Tensor], torch.Tensor]
 
     config = ReformerConfig(
         hidden_size=WIDTH, num_attention_heads=HEADS, attention_head_size=HEAD, attn_layers=["lsh"], num_hashes=2,
-        num_buckets=max(2, length // 64), lsh_attn_chunk_length=64, lsh_attention_probs_dropout_prob=0.0,
+        num_buckets=buckets(length), lsh_attn_chunk_length=64, lsh_attention_probs_dropout_prob=0.0,
         lsh_num_chunks_after=1,
     )  # fmt: skip
     inner, output = LSHSelfAttention(config), nn.Linear(WIDTH, WIDTH)
