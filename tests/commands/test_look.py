@@ -10,6 +10,7 @@ import yaml
 from heedful.commands.main import main
 from heedful.data.inputs import Inputs
 from heedful.inspection.attention import Attention, look, translated_parts
+from heedful.inspection.visibility import pictures
 from heedful.training.recipe import read_recipe, recipes
 from heedful.training.run import train
 from heedful.translator import load
@@ -81,7 +82,7 @@ def test_a_corpus_is_written(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     "words",
     [["positions", "--length", 9, "--width", 8], ["schedule", "base", "training.warmup=10"],
-     ["attention", "MODEL", "a b c"], ["attention", "MODEL", "a b c", "--kind", "encoder", "--head", "0.1"],
+     ["visibility", "window", "linformer", "--length", 8], ["attention", "MODEL", "a b c"], ["attention", "MODEL", "a b c", "--kind", "encoder", "--head", "0.1"],
      ["attention", "MODEL", "a 狗 " + "x" * 40, "--kind", "decoder"], ["attention", "MODEL", "", "--head", "aligner"]],
 )  # fmt: skip
 def test_pictures(monkeypatch, capsys, tmp_path, folder, words):
@@ -89,6 +90,28 @@ def test_pictures(monkeypatch, capsys, tmp_path, folder, words):
     path = tmp_path / "new" / "p.png"
     assert json.loads(run(monkeypatch, capsys, "plot", *words, "--out", path, "--json")) == {"picture": str(path)}
     assert path.read_bytes().startswith(PNG)
+
+
+def test_pictures_of_who_sees_whom_are_those_of_the_mathematics(monkeypatch, capsys, tmp_path):
+    found = {one.title: one.seen for one in pictures(length=12)}
+    assert len(found) >= 20 and "linformer, decoder" not in found
+    full, past = torch.ones(12, 12, dtype=torch.bool), torch.ones(12, 12, dtype=torch.bool).tril()
+    for name in ("softmax", "reference", "flash", "linear", "performer", "additive", "multiplicative"):
+        assert found[f"{name}, encoder"].equal(full) and found[f"{name}, decoder"].equal(past), name
+    near = (torch.arange(12)[:, None] - torch.arange(12)).abs() < 4
+    assert found["window, encoder"].equal(near) and found["window, decoder"].equal(near & past)
+    assert not (found["lsh, decoder"] & ~past).any() and found["longformer, encoder"][:, 0].all()
+    said = refused(monkeypatch, capsys, "plot", "visibility", "softmix", "--out", tmp_path / "p.png")
+    assert "unknown attention 'softmix'; known: additive, bigbird" in said
+
+
+def test_the_complexity_table_is_measured(monkeypatch, capsys, tmp_path):
+    asked = ["plot", "complexity", "--out", tmp_path / "c.png", "--longest", 512, "--widest", 128, "--json"]
+    found = {row["layer"]: row for row in json.loads(run(monkeypatch, capsys, *asked))["layers"]}
+    assert {name: row["reach of a layer"] for name, row in found.items()} == {
+        "self-attention": 512, "recurrent": 512, "convolutional": 2, "restricted self-attention": 32
+    }  # fmt: skip
+    assert (tmp_path / "c.png").read_bytes().startswith(PNG)
 
 
 def drawn(monkeypatch):

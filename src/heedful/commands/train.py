@@ -24,9 +24,7 @@ def train(
         ),
     ],
     out: Annotated[Path, typer.Option(help="The model folder. An interrupted training in it is resumed.")],
-    recipe: Annotated[
-        str, typer.Option(help="A named recipe (tiny, small, base, big, char-gpt) or a YAML file.")
-    ] = "tiny",
+    recipe: Annotated[str, typer.Option(help="A named recipe (`heedful recipes` lists them) or a YAML file.")] = "tiny",
     valid: Annotated[list[Path] | None, typer.Option(help="Validation pairs. Default: hold some out.")] = None,
     test: Annotated[list[Path] | None, typer.Option(help="Test pairs, not used for training.")] = None,
     fields: Annotated[str, typer.Option(help="JSONL field names of the columns, such as en,zh.")] = "",
