@@ -82,7 +82,8 @@ def test_a_corpus_is_written(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     "words",
     [["positions", "--length", 9, "--width", 8], ["schedule", "base", "training.warmup=10"],
-     ["visibility", "window", "linformer", "--length", 8], ["attention", "MODEL", "a b c"], ["attention", "MODEL", "a b c", "--kind", "encoder", "--head", "0.1"],
+     ["visibility", "window", "linformer", "--length", 8], ["attention", "MODEL", "a b c"],
+     ["attention", "MODEL", "a b c", "--kind", "encoder", "--head", "0.1"],
      ["attention", "MODEL", "a 狗 " + "x" * 40, "--kind", "decoder"], ["attention", "MODEL", "", "--head", "aligner"]],
 )  # fmt: skip
 def test_pictures(monkeypatch, capsys, tmp_path, folder, words):
