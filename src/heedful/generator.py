@@ -153,6 +153,10 @@ class Generator:
         )
         return [[self._continuation(one, config) for one in found[number]] for number in range(len(readings))]
 
+    def repeatable(self, reading: Reading) -> bool:
+        """Whether it may be continued again after a failure: not if somebody has heard its first pieces."""
+        return reading.prompt.heard is None
+
     def size(self, reading: Reading, config: GenerationConfig) -> int:
         """How much of a batch's budget a prompt takes, in tokens."""
         return self.starter.size(reading.tokens, config)

@@ -182,6 +182,10 @@ class Translator:
             found.append(one)
         return found
 
+    def repeatable(self, reading: "Reading") -> bool:
+        """Whether it may be translated again after a failure."""
+        return True
+
     def size(self, reading: "Reading", config: GenerationConfig) -> int:
         """How much of a batch's budget a text takes, in tokens."""
         return sum(self.starter.size(part.tokens, config) for part in reading.parts)

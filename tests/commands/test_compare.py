@@ -41,6 +41,9 @@ def test_translators_are_compared_with_the_baseline(corpus, tmp_path):
     assert json.loads((tmp_path / "out" / "compare.json").read_text()) == result
     again = json.loads(heedful(*command).stdout)  # finished trainings are not repeated
     assert again == result
+    changed = [word.replace("batch_tokens=256", "batch_tokens=128") for word in command]
+    refusal = subprocess.run([sys.executable, "-m", "heedful", *changed], capture_output=True, text=True, timeout=300)
+    assert refusal.returncode == 2 and "training.batch_tokens" in refusal.stderr, refusal.stderr
     table = heedful(*(word for word in command if word != "--json"), "--markdown").stdout
     assert "| baseline |" in table and "± " in table
 
@@ -56,8 +59,18 @@ def test_mistakes_are_found_before_any_training(corpus, tmp_path, monkeypatch, c
         assert message in said and not out.exists()
 
 
+def test_what_cannot_be_scored_is_refused_before_any_training(corpus, tmp_path, monkeypatch, capsys):
+    asked = ["compare", corpus, *SHARED, "--out", tmp_path / "out", "-v", "model.width=8"]
+    said = refused(monkeypatch, capsys, *asked, "--valid", corpus)
+    assert "with --valid no test pairs are held out; give some with --test" in said
+    asked = ["compare", corpus, "--recipe", "char-gpt", "--out", tmp_path / "out", "-v", "model.width=8"]
+    assert "--test is for translators" in refused(monkeypatch, capsys, *asked, "--test", corpus)
+    assert not (tmp_path / "out").exists()
+
+
 def test_luck_is_not_called_a_difference():
     assert permutation_p_value([1, 2, 3], [4, 5, 6]) == pytest.approx(0.1)
     assert permutation_p_value([1, 2, 3, 4], [5, 6, 7, 8]) == pytest.approx(2 / 70)
-    assert permutation_p_value([1, 2], [1, 2]) == 1
+    assert permutation_p_value([1, 2], [1, 2]) == 1 == permutation_p_value([1, 2], [float("nan"), 2])
+    assert 0 < permutation_p_value(list(range(12)), list(range(8, 20))) < 0.01  # drawn, not exact
     assert same_direction([1, 2], [2, 3]) and not same_direction([1, 2], [2, 1]) and not same_direction([1], [1])

@@ -23,6 +23,9 @@ class Echo:
     def read(self, requests):
         return list(requests)
 
+    def repeatable(self, reading):
+        return "once" not in reading.text
+
     def size(self, reading, config):
         return len(reading.text.split()) + 1
 
@@ -68,6 +71,15 @@ def test_a_bad_request_harms_only_itself(engine):
     assert (good.future.result(5).text, fine.future.result(5).text) == ("a", "b")
     with pytest.raises(TypeError, match="bad"):
         bad.future.result(5)
+
+
+def test_what_somebody_has_heard_of_is_not_written_again(engine, echo):
+    good, once, bad = ask(engine, "a", "once", "bad")
+    assert good.future.result(5).text == "a"
+    for job in (once, bad):
+        with pytest.raises(TypeError, match="bad"):
+            job.future.result(5)
+    assert sum("once" in batch for batch in echo.batches) == 1
 
 
 def test_a_stream_lives_on_when_all_it_was_to_take_have_gone(engine, monkeypatch):

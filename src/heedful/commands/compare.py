@@ -1,10 +1,8 @@
 """`heedful compare`: several changes of one recipe, trained on the same data with the same seeds and budget."""
 
 import json
-import os
 import subprocess
 import sys
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,7 +25,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Run:
-    """One training: its scores, the seconds and the peak memory of its process."""
+    """One training: its scores, the seconds its steps took, and the peak memory of its process."""
 
     seed: int
     scores: dict[str, float]
@@ -47,7 +45,7 @@ def compare(
         list[str],
         typer.Option("--variant", "-v", help="NAME: KEY=VALUE KEY=VALUE ... or just KEY=VALUE; may be repeated."),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the model folders and of compare.json. Resumes if it exists.")],
+    out: Annotated[Path, typer.Option(help="Folder of the model folders and of compare.json. Rerun to resume.")],
     recipe: Annotated[str, typer.Option(help="The recipe that is changed; by itself it is the baseline.")] = "tiny",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each variant, with seeds 1, 2, ...")] = 3,
     budget: Annotated[str, typer.Option(help="Training time of each, such as 2m. Default: equal steps.")] = "",
@@ -61,8 +59,8 @@ def compare(
 
     Each training runs in a process of its own, so time and memory are its own. Translators are scored by BLEU and chrF
     on the test pairs; other tasks by the metrics of their validation. A difference from the baseline is marked with *
-    if it goes the same way for every seed and a test of significance (paired bootstrap over sentences for BLEU,
-    otherwise a permutation test over seeds) gives p < 0.05. Four seeds are needed for the latter.
+    if it goes the same way for every seed and is significant (p < 0.05): for BLEU by a paired bootstrap over sentences
+    for every seed, otherwise by a permutation test over seeds, which needs at least four.
 
     Examples:
 
@@ -70,6 +68,7 @@ def compare(
 
       heedful compare pairs.tsv --out runs/depth -v "deep: model.encoder.layers=6 model.decoder.layers=6" --budget 5m
     """
+    from heedful.model.architecture import SequenceToSequence
     from heedful.training.recipe import read_recipe
 
     names = [word for word in files if "=" not in word or Path(word).exists()]
@@ -81,6 +80,11 @@ def compare(
     if repeated:
         raise ValueError(f"two variants are called {repeated.pop()!r}; name them: --variant 'NAME: KEY=VALUE'")
     recipes = [read_recipe(recipe, [*common, *one.changes]) for one in every]  # mistakes are found before any training
+    translates = issubclass(recipes[0].task.trains, SequenceToSequence)
+    if test is not None and not translates:
+        raise ValueError(f"--test is for translators; the task {recipes[0].task.kind} is compared by its validation")
+    if test is None and valid and translates:
+        raise ValueError("with --valid no test pairs are held out; give some with --test")
     found: dict[str, list[Run]] = {}
     for one, chosen in zip(every, recipes, strict=True):
         for seed in range(1, seeds + 1):
@@ -101,8 +105,9 @@ def compare(
             command += [word for path in [test] if path for word in ("--test", str(path))]
             command += ["--budget", budget, "--keep-model"] if budget else []
             command += [word for name in parts or () for word in ("--parts", name)]
-            found.setdefault(one.name, []).append(_scored(_trained(command, folder), folder, chosen, seed, test))
-    result = _summary(found, recipes[0], _references(out / every[0].name / "seed-1", test))
+            _train(command, folder)
+            found.setdefault(one.name, []).append(_scored(folder, chosen, seed, test))
+    result = _summary(found, recipes, _references(out / every[0].name / "seed-1", test))
     _write(out / "compare.json", result)
     if as_json:
         print(json.dumps(result, indent=2))
@@ -124,40 +129,35 @@ def _variant(text: str) -> Variant:
     return Variant(clean or "variant", changes)
 
 
-def _trained(arguments: list[str], folder: Path) -> dict[str, Any]:
-    """Train in a process of its own; what it needed is kept beside it, so that a finished one is not measured again."""
-    kept = folder / "cost.json"
-    if kept.exists():
-        found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
-        return found
+def _train(arguments: list[str], folder: Path) -> None:
+    """Train in a process of its own, so that its memory is its own. It resumes, does nothing if it is finished, and
+    refuses a folder of other arguments."""
     folder.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
     with (folder / "train.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "heedful", "train", *arguments], stdout=subprocess.PIPE, stderr=log
+            [sys.executable, "-m", "heedful", "train", *arguments], stdout=subprocess.DEVNULL, stderr=log
         )
-        assert process.stdout is not None
-        printed = process.stdout.read().decode()
-        _, status, usage = os.wait4(process.pid, 0)
-    if status:
+        try:
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    if code:
         last = (folder / "train.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        raise ValueError(f"training {folder} failed: {last[0] if last else 'no message'}; see {folder / 'train.log'}")
-    numbers = json.loads(printed.strip().splitlines()[-1])
-    numbers.pop("folder")
-    scale = 1 if sys.platform == "darwin" else 1024
-    cost = {"scores": numbers, "seconds": time.monotonic() - began, "mebibytes": usage.ru_maxrss * scale / 2**20}
-    _write(kept, cost)
-    return cost
+        said = last[0].removeprefix("heedful: ") if last else "no message"
+        raise ValueError(f"training {folder} failed: {said} (see {folder / 'train.log'})")
 
 
-def _scored(cost: dict[str, Any], folder: Path, recipe: "Recipe", seed: int, test: Path | None) -> Run:
+def _scored(folder: Path, recipe: "Recipe", seed: int, test: Path | None) -> Run:
     import heedful
-    from heedful.checkpoint import read_config
     from heedful.evaluation.metrics import score as scored
     from heedful.evaluation.metrics import tokenization
+    from heedful.training.journal import read_metrics
 
+    last = [line for line in read_metrics(folder) if "final" in line]
     use = heedful.load(folder)
-    scores, texts = dict(cost["scores"]), list[str]()
+    scores, texts, model = dict(last[-1]["final"]), list[str](), getattr(use, "model", None)
     if isinstance(use, heedful.Translator):
         pairs = _pairs(folder, test)
         references = [target for _, target in pairs]
@@ -165,11 +165,17 @@ def _scored(cost: dict[str, Any], folder: Path, recipe: "Recipe", seed: int, tes
         cut = tokenization(references, language=recipe.data.target_language)
         each = scored(texts, [references], tokenize=cut.name)
         scores = {"bleu": each["bleu"].value, "chrf": each["chrf"].value, "loss": scores["loss"]}
+        model = use.models[0]
         use.close()
-    model = (use.models[0] if isinstance(use, heedful.Translator) else getattr(use, "model", None)) or None
-    parameters = 0 if model is None else sum(one.numel() for one in model.parameters())
-    steps = int(read_config(folder)["training"]["steps"])
-    return Run(seed, scores, cost["seconds"], cost["mebibytes"], steps, parameters, texts)
+    return Run(
+        seed,
+        scores,
+        seconds=last[-1]["seconds"],
+        mebibytes=max(line["peak_memory"] for line in last) / 2**20,
+        steps=last[-1]["step"],
+        parameters=0 if model is None else sum(one.numel() for one in model.parameters()),
+        texts=texts,
+    )
 
 
 def _pairs(folder: Path, test: Path | None) -> list[tuple[str, str]]:
@@ -185,12 +191,14 @@ def _references(folder: Path, test: Path | None) -> list[str]:
     return [target for _, target in _pairs(folder, test)] if test or (folder / "test.tsv").is_file() else []
 
 
-def _summary(found: dict[str, list[Run]], recipe: "Recipe", references: list[str]) -> dict[str, Any]:
+def _summary(found: dict[str, list[Run]], recipes: "list[Recipe]", references: list[str]) -> dict[str, Any]:
     """Mean and spread of each metric, and whether a variant differs from the baseline (the first)."""
     from heedful.evaluation.compare import permutation_p_value, same_direction
 
     baseline = next(iter(found.values()))
-    metric = "bleu" if baseline[0].texts else recipe.training.metric
+    metric = "bleu" if baseline[0].texts else recipes[0].training.metric
+    if "bits_per_byte" in baseline[0].scores and any(one.tokenizer != recipes[0].tokenizer for one in recipes):
+        metric = "bits_per_byte"  # a loss per token depends on what a token is
     rows = {}
     for name, runs in found.items():
         values = [run.scores[metric] for run in runs]
@@ -198,7 +206,7 @@ def _summary(found: dict[str, list[Run]], recipe: "Recipe", references: list[str
         p_value = None
         if runs is not baseline:
             p_value = (
-                _bootstrap(baseline, runs, references, recipe.data.target_language)
+                _bootstrap(baseline, runs, references, recipes[0].data.target_language)
                 if runs[0].texts
                 else permutation_p_value(base, values)
             )
@@ -208,25 +216,25 @@ def _summary(found: dict[str, list[Run]], recipe: "Recipe", references: list[str
             "differs": p_value is not None and p_value < SURE and same_direction(base, values),
             "seconds": _mean_and_spread([run.seconds for run in runs])[0],
             "mebibytes": max(run.mebibytes for run in runs),
-            "steps": runs[0].steps,
+            "steps": round(_mean_and_spread([run.steps for run in runs])[0]),
             "parameters": runs[0].parameters,
             "runs": [{key: value for key, value in asdict(run).items() if key != "texts"} for run in runs],
         }
     return {"metric": metric, "seeds": len(baseline), "variants": rows}
 
 
-def _bootstrap(baseline: list[Run], runs: list[Run], references: list[str], language: str) -> float | None:
-    """Sentences are drawn with their translations by all seeds."""
+def _bootstrap(baseline: list[Run], runs: list[Run], references: list[str], language: str) -> float:
+    """The largest p-value of all seeds: a difference must be there in every one of them."""
     from heedful.evaluation.compare import compare as compared
     from heedful.evaluation.metrics import tokenization
 
-    both = {
-        "baseline": [text for run in baseline for text in run.texts],
-        "other": [t for run in runs for t in run.texts],
-    }
     cut = tokenization(references, language=language)
-    results = compared(both, [references * len(runs)], tokenizer=cut.name)
-    return next(one.p_value for one in results if one.system == "other" and one.metric == "BLEU")
+    worst = 0.0
+    for first, second in zip(baseline, runs, strict=True):
+        results = compared({"baseline": first.texts, "other": second.texts}, [references], tokenizer=cut.name)
+        p_value = next(one.p_value for one in results if one.system == "other" and one.metric == "BLEU")
+        worst = max(worst, 1.0 if p_value is None else p_value)
+    return worst
 
 
 def _mean_and_spread(values: list[float]) -> tuple[float, float]:

@@ -139,8 +139,8 @@ def visibility(
 @plot.command()
 def complexity(
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("complexity.png"),
-    longest: Annotated[int, typer.Option(min=256, help="Longest text, in tokens.")] = 4096,
-    widest: Annotated[int, typer.Option(min=128, help="Largest width.")] = 1024,
+    longest: Annotated[int, typer.Option(min=256, max=4096, help="Longest text, in tokens.")] = 4096,
+    widest: Annotated[int, typer.Option(min=128, max=1024, help="Largest width.")] = 1024,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure the complexity table of "Attention Is All You Need" on this machine: self-attention, recurrent,

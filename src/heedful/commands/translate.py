@@ -69,7 +69,7 @@ def translate(
 
       heedful translate runs/my-model -i test.en -o test.de --beam-size 5
 
-      heedful translate runs/my-model --n-best 5 --format nbest < test.en
+      heedful translate runs/my-model --n-best 4 --format nbest < test.en
 
       echo "The screw is loose." | heedful translate runs/my-model --required Schraube
     """

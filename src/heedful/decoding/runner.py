@@ -2,6 +2,7 @@
 that fits the settings. Only the start of a batch depends on the kind of model: `from_source.py`, `from_prompt.py`.
 """
 
+import threading
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from heedful.data.batches import cut
@@ -98,6 +100,7 @@ class Runner:
 
     def __init__(self, starter: Starter, *, streams: int = 1) -> None:
         self.starter, self.streams = starter, streams
+        self._mapping = threading.Lock()  # the workers' pipes serve one caller at a time
         self._several: tuple[object, Streams[Batch, list[list[Hypothesis]]], Callable[[], object]] | None = None
 
     def run(
@@ -116,11 +119,12 @@ class Runner:
         batches = [batch for config, jobs in groups for batch in self._batches(config, jobs, batch_tokens, batch_size)]
         batches.sort(key=lambda batch: -batch.size)  # the largest first, so that streams end together
         if min(self.streams, len(batches)) > 1 and histories is None and dropped is None and heard is None:
-            try:
-                found = self._started().map(batches)
-            except BaseException:  # some workers may still be running
-                self.close()
-                raise
+            with self._mapping:
+                try:
+                    found = self._started().map(batches)
+                except BaseException:  # some workers may still be running
+                    self.close()
+                    raise
         else:
             found = [self._search(batch, histories, dropped, heard) for batch in batches]
         return {
@@ -163,6 +167,7 @@ class Runner:
             self._several = (now, several, weakref.finalize(self, several.close))
         return self._several[1]
 
+    @torch.inference_mode()
     def _search(
         self,
         batch: Batch,

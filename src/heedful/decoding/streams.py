@@ -40,7 +40,8 @@ class Streams(Generic[Item, Result]):
         for _ in range(count):
             ours, theirs = context.Pipe()
             inherited = [pipe for pipe, _ in self._workers] + [ours]
-            process = context.Process(target=_serve, args=(work, theirs, inherited), daemon=True)
+            seed = int(torch.randint(2**62, ()))  # or all workers would draw the same samples
+            process = context.Process(target=_serve, args=(work, theirs, inherited, seed), daemon=True)
             with warnings.catch_warnings():  # Python warns about threads, which the workers never use
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
@@ -87,12 +88,13 @@ class Streams(Generic[Item, Result]):
         self._workers = []
 
 
-def _serve(work: Callable[[Item], Result], pipe: Connection, others: list[Connection]) -> None:
+def _serve(work: Callable[[Item], Result], pipe: Connection, others: list[Connection], seed: int) -> None:
     for other in others:  # otherwise a worker would keep another's pipe open
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)
+    torch.manual_seed(seed)
     keep_freed_memory()
     try:
         while True:

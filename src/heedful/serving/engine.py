@@ -29,6 +29,10 @@ class Worker(Protocol[RequestT, ReadingT, AnswerT]):
 
     def size(self, reading: ReadingT, config: GenerationConfig) -> int: ...
 
+    def repeatable(self, reading: ReadingT) -> bool:
+        """Whether it may be written again after a failure: nobody has heard of its first try."""
+        ...
+
     def write(
         self,
         readings: Sequence[ReadingT],
@@ -204,10 +208,10 @@ class Engine(Generic[RequestT, ReadingT, AnswerT]):
                 **settings.options,
             )
         except Exception as error:  # each job is retried alone, so that only the failing one gets the error
-            if len(batch) == 1:
-                batch[0].future.set_exception(error)
-            else:
-                for job in batch:
+            for job in batch:
+                if len(batch) == 1 or not self.worker.repeatable(job.reading):
+                    job.future.set_exception(error)
+                else:
                     self._answer([job])
             return
         for job, answer in zip(batch, found, strict=True):

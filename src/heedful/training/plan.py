@@ -62,7 +62,7 @@ def plan(recipe: Recipe, budget: Budget, task: Task, prepared: Prepared, *, worl
         wanted = {"steps": amount, "epochs": amount * epoch, "tokens": amount}[unit]
         return _with_steps(recipe, task, wanted, unit, say)
     if not budget.sizes(recipe):
-        return _with_time(recipe, task, amount, world, say)
+        return _with_time(recipe, task, amount, world, say, keep=budget.keep_model)
     assert isinstance(recipe.training.batch_tokens, int)
     size, candidate, speed = _largest(recipe, task, world, epoch=epoch, seconds=amount * WORK)
     tokens = min(speed * amount * WORK, ENOUGH * epoch)
@@ -274,12 +274,13 @@ def _paced(recipe: Recipe, steps: int) -> Recipe:
     )
 
 
-def _with_time(recipe: Recipe, task: Task, seconds: float, world: World, say: Say) -> Recipe:
+def _with_time(recipe: Recipe, task: Task, seconds: float, world: World, say: Say, *, keep: bool) -> Recipe:
     speed = _speed(recipe, task, world)
     count = max(1, int(seconds * WORK * speed / _tokens_a_step(recipe, task)))
     memory = (_in_use() + _memory(recipe, task, world)) / 2**20
     say(f"plan: {count:,} steps at {speed:,.0f} tokens/s, about {memory:,.0f} MiB")
-    return _paced(recipe, count) if recipe.task.sizes else _changed(recipe, {"steps": count})
+    warmup = {"warmup": min(recipe.training.warmup, count // 8)} if keep else {}
+    return _changed(recipe, {"steps": count, **warmup})
 
 
 def _trainer(recipe: Recipe, task: Task, world: World) -> Trainer:

@@ -58,6 +58,8 @@ def train(
     """Train on the given files by a recipe, into a model folder. `keep_model`: a budget plans the steps only. `show` is
     called with the plan before training."""
     limit = Budget(budget, keep_model)
+    if keep_model and not budget:
+        raise ValueError("--keep-model plans the steps for a budget; give one with --budget")
     if limit:
         parse_budget(budget)
     world = join()
@@ -190,7 +192,14 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
     speed = progress.tokens / max(1e-9, progress.seconds)
     if not world.leads:
         return {}
-    journal.write(progress.step, final=numbers, peak_memory=memory, tokens_per_second=speed, skipped=progress.skipped)
+    journal.write(
+        progress.step,
+        final=numbers,
+        peak_memory=memory,
+        seconds=progress.seconds,
+        tokens_per_second=speed,
+        skipped=progress.skipped,
+    )
     write_text(out / "README.md", card(recipe, prepared, progress, numbers, samples, memory, trainer.model))
     journal.say(
         f"{progress.step:,} steps, {progress.tokens:,} tokens in {progress.seconds:,.0f} s: {speed:,.0f} tokens/s, "
@@ -310,5 +319,10 @@ def _resolve(
 
 def peak_memory() -> int:
     """The peak memory of this process so far, in bytes."""
+    status = Path("/proc/self/status")  # Linux's ru_maxrss begins with the memory of the parent process
+    if status.exists():
+        found = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
+        if found:
+            return int(found[0].split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
