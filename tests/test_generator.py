@@ -1,5 +1,7 @@
 """Prompts in, continuations out: many at once, and each as it would be alone."""
 
+import threading
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ import heedful
 from heedful.data.columns import DOCUMENT
 from heedful.data.inputs import Inputs
 from heedful.decoding.generation import GenerationConfig
+from heedful.generator import Generator, Prompt
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
 
@@ -52,6 +55,34 @@ def test_the_model_is_called_once_a_step_for_all(generator, monkeypatch):
     monkeypatch.setattr(type(generator.model), "decode", counted)
     generator.generate(["the quick", "the lazy", "the"] * 2, GenerationConfig(num_beams=1, max_new_tokens=5))
     assert len(calls) == 6 and calls[0] == 6
+
+
+def test_parallel_streams_serve_threads_and_draw_different_samples(generator):
+    several = Generator(generator.model, generator.tokenizer, streams=2)
+    greedy = GenerationConfig(num_beams=1, max_new_tokens=6)
+    prompts = {0: ["the quick", "lazy", "fox"] * 4, 1: ["o", "brown fox jumps", "dog the"] * 4}
+    alone = {name: generator.generate(texts, greedy) for name, texts in prompts.items()}
+    wrong = []
+
+    def ask(name):
+        for _ in range(5):
+            found = several.write(several.read([Prompt(text) for text in prompts[name]]), greedy, batch_tokens=40)
+            wrong.extend(name for one, other in zip(found, alone[name], strict=True) if one[0].text != other[0].text)
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in prompts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    drawn = several.write(
+        several.read([Prompt("t")] * 8),
+        GenerationConfig(do_sample=True, temperature=3.0, max_new_tokens=12),
+        batch_tokens=4 * 13,
+    )
+    several.close()
+    assert not wrong
+    texts = [one[0].text for one in drawn]
+    assert texts[:4] != texts[4:], "both workers drew the same"
 
 
 def test_a_prompt_longer_than_the_model_keeps_its_end(generator):

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+import yaml
 from safetensors.torch import load_file
 
 from tests.commands.in_process import refused
@@ -141,6 +142,17 @@ def test_parallel_gzipped_files_with_validation(corpus, tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert "also in validation or test" in result.stderr and "300 for validation" in result.stderr
+
+
+def test_a_budget_may_keep_the_model_and_its_schedule(corpus, tmp_path):
+    asked = ["train", corpus, *SMALL, "--out", tmp_path / "run", "--budget", "2s", "--keep-model"]
+    asked += ["training.schedule=cosine", "training.learning_rate=0.002", "training.validate_every=7"]
+    assert heedful(corpus, *asked).returncode == 0
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert config["model"]["width"] == 16 and config["training"]["schedule"] == "cosine"
+    assert config["training"]["validate_every"] == 7 and config["training"]["steps"] != 10_000
+    refusal = heedful(corpus, *asked[:-6], "--out", tmp_path / "other", "--keep-model", "training.steps=1")
+    assert refusal.returncode == 2 and "give one with --budget" in refusal.stderr
 
 
 def test_a_budget_makes_a_plan(corpus, tmp_path):

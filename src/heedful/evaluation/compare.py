@@ -52,11 +52,12 @@ def permutation_p_value(first: Sequence[float], second: Sequence[float]) -> floa
     if not all(map(math.isfinite, pooled)):
         return 1.0
     observed = abs(sum(first) / len(first) - sum(second) / len(second))
+    hits = total = 0
     splits: Iterable[tuple[int, ...]] = combinations(range(len(pooled)), len(first))
     if math.comb(len(pooled), len(first)) > MOST_SPLITS:
         chance = random.Random(1)
+        hits = total = 1  # the split that was observed
         splits = (tuple(chance.sample(range(len(pooled)), len(first))) for _ in range(MOST_SPLITS))
-    hits = total = 0
     for chosen in splits:
         one = sum(pooled[index] for index in chosen)
         difference = abs(one / len(first) - (sum(pooled) - one) / len(second))
