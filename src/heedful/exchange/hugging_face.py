@@ -66,7 +66,9 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = torch.float32) -> Op
                       stacklevel=2)  # fmt: skip
     if left_out:
         warnings.warn(f"{folder}: skipped tensors that the model does not use: {_some(left_out)}", stacklevel=2)
-    model.load_state_dict({**weights, **_drawn(model)}, assign=True)
+    model.load_state_dict(
+        {**weights, **_drawn(model), **tensors.own(name for name, _ in model.named_buffers())}, assign=True
+    )
     beyond = set(theirs) - {"model_type"} - set(known.write_config(config))
     return Opened(
         model=model.to(dtype) if dtype else model,
@@ -116,6 +118,8 @@ def save(model: Model, folder: str | Path, family_name: str, *, details: dict[st
         sizes = parts[ours.rpartition(".")[0]] if len(names[ours]) > 1 else (len(tensor),)
         for name, piece in zip(names[ours], tensor.split(sizes), strict=True):
             tensors[name] = _to_theirs(ours, name, known.writes(config, name, piece), known)
+    drawn = {name: buffer.detach().cpu() for name, buffer in model.named_buffers()}
+    tensors |= {f"{OWN}{name}": buffer for name, buffer in drawn.items()}  # transformers draws its own
     keys["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -130,6 +134,9 @@ def _config_of(known: Family, name: str, theirs: dict[str, Any], tensors: set[st
         return known.read_config(theirs, tensors)
     except KeyError as error:
         raise ValueError(f"{folder / 'config.json'} has no {error}, which a {name} model needs") from None
+
+
+OWN = "heedful."  # before names of tensors that their models do not have, such as random directions
 
 
 class _Tensors:
@@ -156,12 +163,19 @@ class _Tensors:
             tensor: Tensor = opened.get_tensor(stored)
         return self.family.reads(name, tensor)
 
+    def own(self, wanted: Iterable[str]) -> State:
+        """Those of `wanted` that Heedful wrote beside theirs."""
+        found = {name: self.read(f"{OWN}{name}") for name in wanted if f"{OWN}{name}" in self.names}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
     def left_out(self, table: Names) -> list[str]:
         """The unused tensors, under the file's names, except copies of tied ones and those without learned content. An
         unused tensor that is not part of a head contradicts the config."""
         found = []
         body = [_pattern(_today(name, self.family)) for name in _outside_heads(table)]
         for name in sorted(self.names - self.used):
+            if name.startswith(OWN):
+                continue
             original = self.family.duplicates.get(name)
             if original in self.used:
                 first, second = self.read(name), self.read(original)

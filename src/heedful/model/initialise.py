@@ -78,8 +78,10 @@ def _t5(model: nn.Module) -> None:
         if name.endswith("position.weight"):
             nn.init.normal_(parameter, std=_width(model) ** -0.5)
     for module in model.modules():
-        if isinstance(module, SelfAttention) and "query" in module.names:
-            module.query_key_value.part_weights()[module.names.index("query")].mul_(module.head**-0.5)
+        if isinstance(module, SelfAttention):
+            for name, weight in zip(module.names, module.query_key_value.part_weights(), strict=True):
+                if name.startswith("query"):
+                    weight.mul_(module.head**-0.5)
         elif isinstance(module, CrossAttention):
             module.query.weight.mul_(module.head**-0.5)
 

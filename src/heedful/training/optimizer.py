@@ -11,10 +11,12 @@ from heedful.training.recipe import TrainingConfig
 
 
 def build_optimizer(config: TrainingConfig, model: Model) -> torch.optim.Optimizer:
-    """Adam or AdamW for all weights that are not frozen. Weight decay applies to matrices, not to norms and biases."""
+    """Adam or AdamW for all weights that are not frozen. Weight decay applies to matrices, not to norms and biases, nor
+    to what a module lists in `undecayed`."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in trained if parameter.ndim > 1]
-    others = [parameter for parameter in trained if parameter.ndim <= 1]
+    spared = {id(getattr(module, name)) for module in model.modules() for name in getattr(module, "undecayed", ())}
+    matrices = [parameter for parameter in trained if parameter.ndim > 1 and id(parameter) not in spared]
+    others = [parameter for parameter in trained if parameter.ndim <= 1 or id(parameter) in spared]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     kind = AdamW if config.optimizer == "adamw" else Adam
     return kind(groups, lr=1.0, betas=config.betas, eps=config.eps, fused=model.device.type in ("cpu", "cuda"))

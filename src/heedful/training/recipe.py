@@ -15,11 +15,12 @@ import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
 from heedful import parts
-from heedful.config import Config, Probability, Size, did_you_mean, explain, parse
+from heedful.config import Config, Probability, Size, did_you_mean, explain, parse, part_config
 from heedful.data.inputs import DataConfig
 from heedful.data.prepare import Prepared
 from heedful.families import preset
 from heedful.model.architecture import ArchitectureConfig
+from heedful.model.stack import StackConfig
 from heedful.tasks import TaskConfig
 from heedful.tasks.translation import TranslationConfig
 from heedful.text.tokenizer import TokenizerConfig
@@ -27,8 +28,8 @@ from heedful.training.start import model_of
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 REMEDIES = {
-    "recurrence": "choose mix transformer_xl with position none, or mix softmax with position rotary, or set "
-    "task.memory=0"
+    "recurrence": "choose mix transformer_xl with position none, or mix softmax with position rotary, in a transformer "
+    "stack, or set task.memory=0"
 }
 
 
@@ -104,6 +105,9 @@ class Recipe(Config):
             remedy = REMEDIES.get(fact, "choose another mix, such as softmax")
             raise ValueError(f"task {self.task.kind} needs an attention that supports {fact}, which this model's does "
                              f"not; {remedy}")  # fmt: skip
+        stacks = [part for part in vars(self.model).values() if isinstance(part, StackConfig)]
+        if self.training.recompute and stacks and not any(stack.recomputes for stack in stacks):
+            raise ValueError("this model has no layers that can be recomputed; set training.recompute=false")
         if self.training.accumulate > 1 and not self.task.adds_up:
             raise ValueError(f"task {self.task.kind} compares the rows of a batch with each other, so a batch cannot "
                              "be split into micro-batches; set training.accumulate=1")  # fmt: skip
@@ -228,11 +232,26 @@ def merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
         old = merged.get(key)
         if isinstance(old, str) and isinstance(value, dict):  # `rotary` is short for {kind: rotary}
             old = {"kind": old}
+        named = {"kind": value} if isinstance(value, str) else value
         if isinstance(old, dict) and isinstance(value, dict) and not _is_another(key, old, value):
             merged[key] = merge(old, value)
+        elif isinstance(old, dict) and isinstance(named, dict) and (kept := _as_kin(key, old, named)):
+            merged[key] = merge(kept, named)
         else:
             merged[key] = value
     return merged
+
+
+def _as_kin(key: str, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The old keys, where the new kind of stack is a variation of the old one (`reversible` of `transformer`): without
+    those whose default it changes. Empty otherwise."""
+    if key not in ("encoder", "decoder") or "kind" not in new:
+        return {}
+    first, second = (part_config(StackConfig, one.get("kind", StackConfig.default)) for one in (old, new))
+    if first is second or not issubclass(second, first):
+        return {}
+    changed = {name for name in first.model_fields if name in vars(second).get("__annotations__", {})}
+    return {name: value for name, value in old.items() if name != "kind" and name not in changed}
 
 
 def _is_another(key: str, old: dict[str, Any], new: dict[str, Any]) -> bool:

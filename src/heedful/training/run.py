@@ -103,7 +103,7 @@ def _run(
         label_smoothing=recipe.training.label_smoothing,
         bpe_dropout=recipe.tokenizer.dropout,
         language=recipe.data.target_language,
-        cost=relative_cost(recipe.model),
+        cost=relative_cost(recipe.fitted(prepared).model),
     )
     task = recipe.task.build(prepared, settings)
     for note in getattr(task, "notes", ()):

@@ -59,7 +59,14 @@ class EncoderDecoderConfig(ArchitectureConfig):
         return self.encoder.supports & frozenset({"global_tokens"})
 
     def limits(self) -> dict[str, int]:
-        return stack_limits(encoder=self.encoder, decoder=self.decoder)
+        limits = stack_limits(encoder=self.encoder, decoder=self.decoder)
+        return {**limits, "encoder": self.source_limit} if self.source_limit is not None else limits
+
+    @property
+    def source_limit(self) -> int | None:
+        """How many tokens a source may have: what the encoder reads and the decoder can attend to."""
+        limits = (self.encoder.limit, self.decoder.source_limit)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def table(self) -> TokensConfig:
@@ -128,7 +135,7 @@ class EncoderDecoder(SequenceToSequence):
         )
         self.encoder = config.encoder.build(config.encoder_shape)
         self.decoder = config.decoder.build(config.decoder_shape)
-        self.source_limit, self.limit = self.encoder.limit, self.decoder.limit
+        self.source_limit, self.limit = config.source_limit, self.decoder.limit
         self.head = config.head.build(
             width=config.width,
             table_width=config.table.width_in(config.width),

@@ -111,6 +111,16 @@ class MixConfig(PartConfig):
     def build(self, shape: HeadShape) -> Mix:
         raise NotImplementedError
 
+    @property
+    def supported(self) -> frozenset[str]:
+        """The facts it can honour with these keys: `supports`, or fewer."""
+        return self.supports
+
+    @property
+    def limit(self) -> int | None:
+        """The longest text it can attend to; None = no end."""
+        return None
+
     def parameters(self, shape: HeadShape) -> int:
         """Its own parameters, besides the projections."""
         return 0
@@ -128,7 +138,7 @@ class MixConfig(PartConfig):
 
 
 def refuse_unsupported(config: MixConfig, asked: frozenset[str]) -> None:
-    for fact in sorted(asked - config.supports):
+    for fact in sorted(asked - config.supported):
         raise ValueError(
             f"attention {config.kind} does not support {fact}; {REMEDIES.get(fact, 'omit it')}, or choose mix softmax"
         )

@@ -16,7 +16,7 @@ ROOM = 1 << 22  # numbers of tanh at once: 16 MB
 
 
 class AdditiveConfig(MixConfig):
-    supports: ClassVar[frozenset[str]] = FACTS - {"score"}
+    supports: ClassVar[frozenset[str]] = FACTS - {"score", "recurrence"}
     exact: ClassVar[bool] = False
 
     def build(self, shape: HeadShape) -> "Additive":

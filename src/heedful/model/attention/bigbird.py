@@ -20,7 +20,8 @@ NOWHERE = -1
 
 class BigBirdConfig(MixConfig):
     """Each block of `block` tokens sees itself, `neighbours` blocks on each side, `ends` blocks at each end of the
-    text, and `random` others, drawn by `seed` for each layer and head. The blocks at the ends see everything."""
+    text, and `random` others, drawn by `seed` for each layer and head (layers that share their weights share
+    their blocks). The blocks at the ends see everything."""
 
     supports: ClassVar[frozenset[str]] = frozenset({"groups"})
     exact: ClassVar[bool] = False

@@ -139,7 +139,10 @@ class Work:
         query_positions = self.sight.query_positions[:, rows.start : rows.stop]
         key_positions = self.sight.key_positions[:, columns.start : columns.stop]
         bias = self.position.bias(query_positions, key_positions)
-        score = self.position.score(query, key, query_positions=query_positions, key_positions=key_positions)
+        wide = _wide(query)
+        score = self.position.score(
+            query.to(wide), key.to(wide), query_positions=query_positions, key_positions=key_positions
+        )
         if score is None:
             return bias
         return self.scale * score if bias is None else bias + self.scale * score

@@ -43,6 +43,10 @@ class LinformerConfig(MixConfig):
             )
         return length
 
+    @property
+    def limit(self) -> int | None:
+        return self.length
+
     def rank_of(self, shape: HeadShape) -> int:
         return self.rank or min(MOST, self.length_of(shape))
 

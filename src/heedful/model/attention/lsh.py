@@ -55,6 +55,11 @@ class LshConfig(MixConfig):
         return buckets
 
     @property
+    def supported(self) -> frozenset[str]:
+        """Chunks cannot keep packed texts apart."""
+        return self.supports - ({"segments"} if self.sees == "chunk" else set())
+
+    @property
     def factors(self) -> tuple[int, ...]:
         """The numbers of buckets that the directions tell apart one by one."""
         factors = (self.buckets,) if isinstance(self.buckets, int) else self.buckets

@@ -12,7 +12,7 @@ from heedful.model.sight import Sight
 
 
 class MultiplicativeConfig(MixConfig):
-    supports: ClassVar[frozenset[str]] = FACTS - {"score"}
+    supports: ClassVar[frozenset[str]] = FACTS - {"score", "recurrence"}
     exact: ClassVar[bool] = False
 
     def build(self, shape: HeadShape) -> "Multiplicative":

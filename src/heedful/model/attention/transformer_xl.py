@@ -60,6 +60,8 @@ class TransformerXl(Mix):
     have no dropout. Encoders, whose distances are negative too, are XLNet's (Yang et al. 2019).
     """
 
+    undecayed = ("content", "place")  # they are biases
+
     def __init__(self, config: TransformerXlConfig, shape: HeadShape) -> None:
         super().__init__()
         self.heads, self.head, self.scale, self.clamp = shape.heads, shape.head, shape.scale, config.clamp
@@ -154,7 +156,7 @@ class TransformerXl(Mix):
             distances = distances.clamp(-self.clamp, self.clamp)
         rates = BASE ** -(torch.arange(0, width, 2, device=distances.device) / width)
         angles = distances[:, None] * rates
-        waves = torch.cat([angles.sin(), angles.cos()], dim=-1).to(self.distance.weight.dtype)
+        waves = torch.cat([angles.sin(), angles.cos()], dim=-1).to(self.content.dtype)
         return self.distance(waves).unflatten(-1, (self.heads, self.head)).transpose(0, 1)
 
     def _share(self, x: Tensor) -> Tensor:

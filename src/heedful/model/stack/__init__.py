@@ -94,10 +94,11 @@ class Stack(nn.Module):
 
 
 class StackConfig(PartConfig):
-    """The contract."""
+    """The contract. `recomputes`: whether gradient checkpointing may be asked of it."""
 
     folder: ClassVar[str] = "model/stack"
     default: ClassVar[str] = "transformer"
+    recomputes: ClassVar[bool] = True
 
     @property
     def supports(self) -> frozenset[str]:
@@ -107,6 +108,11 @@ class StackConfig(PartConfig):
     @property
     def limit(self) -> int | None:
         """The number of positions; None = unlimited."""
+        return None
+
+    @property
+    def source_limit(self) -> int | None:
+        """Of a decoder: the longest source that it can attend to; None = no end."""
         return None
 
     def check(self, shape: StackShape) -> None:

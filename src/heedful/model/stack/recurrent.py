@@ -5,7 +5,7 @@ Bahdanau, Cho and Bengio 2015; Luong, Pham and Manning 2015
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ class RecurrentConfig(StackConfig):
                      one call and attends in another: a step of training takes about half the time.
     """
 
+    recomputes: ClassVar[bool] = False
     cell: Literal["gru", "lstm"] = "gru"
     layers: Size = 2
     bidirectional: bool | None = None

@@ -4,7 +4,7 @@ Kitaev et al. 2020, section 3"""
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ class ReversibleConfig(TransformerConfig):
     pieces   the feed-forward takes this many tokens at a time: its hidden layer is never held for the whole text
     """
 
+    recomputes: ClassVar[bool] = False  # nothing is kept that could be thrown away
     placement: Placement = "pre"
     join: Literal["mean", "both"] = "mean"
     pieces: Size | None = None

@@ -60,12 +60,16 @@ class TransformerConfig(StackConfig):
         """Earlier segments are seen only where nothing but distances counts: u . k_j of a turned key would not."""
         mix, position = self.attention.mix, self.position
         absolute = position.absolute or (mix.places and position.kind != "none")
-        return mix.supports - ({"recurrence"} if absolute else set())
+        return mix.supported - ({"recurrence"} if absolute else set())
 
     @property
     def limit(self) -> int | None:
-        limits = [limit for limit in (self.length, self.position.limit) if limit is not None]
-        return min(limits, default=None)
+        limits = (self.length, self.position.limit, self.attention.mix.limit)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @property
+    def source_limit(self) -> int | None:
+        return self.cross_attention.mix.limit
 
     @property
     def cross_attention(self) -> MultiHeadConfig:
@@ -210,7 +214,10 @@ class Transformer(Stack):
         assert memory is None or isinstance(memory, LayerMemory)
         if isinstance(cache, SegmentMemory) and positions is not None:
             raise ValueError("positions count on from what the memory holds; leave positions out")
-        positions = self._next_positions(x, segments, cache) if positions is None else self._within(positions)
+        if positions is None:
+            positions = self._next_positions(x, segments, cache)
+        elif cache is None or cache.memory is None:
+            self._within(positions)
         key_positions = _key_positions(positions, cache)
         if cache is not None and cache.memory is not None:  # facts of what is no longer kept are left out
             keys = key_positions.shape[1]
@@ -297,10 +304,11 @@ class Transformer(Stack):
     def _next_positions(self, x: Tensor, segments: Tensor | None, cache: LayersCache | SegmentMemory | None) -> Tensor:
         if segments is not None and (cache is None or cache.memory is None):
             return self._within(positions_in_segments(segments)[:, -x.shape[1] :])
-        start = 0 if cache is None else cache.length
-        end = start + x.shape[1]
-        self._check_length(end)
-        return torch.arange(start, end, device=x.device)[None]
+        start = held = 0 if cache is None else cache.length
+        if cache is not None and cache.memory is not None:  # positions run on, but only so many tokens are seen
+            held = min(start, cache.memory)
+        self._check_length(held + x.shape[1])
+        return torch.arange(start, start + x.shape[1], device=x.device)[None]
 
     def _within(self, positions: Tensor) -> Tensor:
         """The given positions, after checking that the model has them all."""
