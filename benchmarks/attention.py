@@ -39,6 +39,7 @@ OURS: dict[str, dict[str, Any]] = {
     "performer": {"mix": "performer"},
     "linear": {"mix": "linear"},
     "lsh": {"mix": {"kind": "lsh", "rounds": 2, "chunk": 64}},
+    "lsh as published": {"mix": {"kind": "lsh", "rounds": 2, "chunk": 64, "sees": "chunk"}},
 }
 PAIRS = {
     "flash": "torch sdpa",
@@ -48,7 +49,7 @@ PAIRS = {
     "linformer": "linformer package",
     "performer": "performer-pytorch",
     "linear": "performer-pytorch linear",
-    "lsh": "transformers reformer",
+    "lsh as published": "transformers reformer",
 }
 Point = dict[str, float]  # seconds, bytes
 
@@ -149,7 +150,7 @@ def ours(name: str, length: int) -> Callable[[torch.Tensor], torch.Tensor]:
     from heedful.model.multihead import MultiHeadConfig, SelfAttention
     from heedful.model.sight import Sight
 
-    keys = OURS[name] if name != "lsh" else {"mix": {**OURS[name]["mix"], "buckets": buckets(length)}}
+    keys = OURS[name] if not name.startswith("lsh") else {"mix": {**OURS[name]["mix"], "buckets": buckets(length)}}
     config = MultiHeadConfig(heads=HEADS, **keys)
     attention = SelfAttention(config, WIDTH, config.shape(WIDTH, length=length))
     initialise(attention, "xavier")
