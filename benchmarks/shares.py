@@ -58,7 +58,7 @@ def show_kernels(title: str, work: Callable[[], object]) -> None:
         show(title, work)
         return
     work()
-    names = ("encode", "lay", "embed", "step", "product", "norm", "log_softmax", "largest")
+    names = ("encode", "lay_out", "embed", "step", "product", "norm", "log_softmax", "largest")
     kernels.NATIVE = SimpleNamespace(**{name: timed(name, getattr(native, name)) for name in names})
     began = time.perf_counter()
     for _ in range(TIMES):
