@@ -109,9 +109,9 @@ def test_pictures_of_who_sees_whom_are_those_of_the_mathematics(monkeypatch, cap
 def test_the_complexity_table_is_measured(monkeypatch, capsys, tmp_path):
     asked = ["plot", "complexity", "--out", tmp_path / "c.png", "--longest", 512, "--widest", 128, "--json"]
     found = {row["layer"]: row for row in json.loads(run(monkeypatch, capsys, *asked))["layers"]}
-    assert {name: row["reach of a layer"] for name, row in found.items()} == {
-        "self-attention": 512, "recurrent": 512, "convolutional": 2, "restricted self-attention": 32
-    }  # fmt: skip
+    reach = {name: row["reach of a layer"] for name, row in found.items()}
+    assert reach.pop("recurrent") > 64  # in principle the whole text, but its gradients vanish
+    assert reach == {"self-attention": 512, "convolutional": 2, "restricted self-attention": 32}
     assert (tmp_path / "c.png").read_bytes().startswith(PNG)
 
 

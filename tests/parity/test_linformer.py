@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_refused_with_a_remedy():
     with pytest.raises(ValueError, match="rank 33 is more than the longest text, 32; choose less"):
         EncoderOnlyConfig(vocab=9, width=8, encoder=stack(rank=33))
     model = create(EncoderOnlyConfig(vocab=9, width=8, encoder=stack(length=5)))
-    with pytest.raises(ValueError, match="6 tokens, but this linformer is made for 5; shorten the input"):
+    with pytest.raises(ValueError, match="6 tokens, but this model is limited to 5 positions; shorten the input"):
         model(torch.zeros(1, 6, dtype=torch.long))
 
 
