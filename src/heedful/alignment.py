@@ -24,6 +24,7 @@ from heedful.text.words import word_spans, words
 
 Tokenizers = Sequence[Tokenizer]  # for source and target
 Links = list[tuple[int, int]]  # (source word, target word), from 0
+LONGEST = 512  # words of a text that heads are tried on: token by word, that grows with the square
 BATCH = 64
 
 
@@ -71,8 +72,11 @@ def choose(
     lexicon: Sequence[tuple[str, str]],
 ) -> Aligner | None:
     """The head that aligns these pairs best, judged by co-occurrences in the pairs of `lexicon`. None if the model has
-    no cross-attention, or one without weights."""
-    pairs = [pair for pair in pairs if words(pair[0]) and words(pair[1])]
+    no cross-attention, or one without weights, or if all pairs are too long to try."""
+    given = [pair for pair in pairs if words(pair[0]) and words(pair[1])]
+    pairs = [pair for pair in given if max(len(words(text)) for text in pair) <= LONGEST]
+    if given and not pairs:
+        return None
     association = _association(pairs, [*lexicon, *pairs])
     totals: dict[tuple[int, int], float] = {}
     count = 0

@@ -39,3 +39,8 @@ def test_parts_are_joined_as_their_source_was():
     assert join(["a.", "b."], ["\n\n", ""]) == "a.\n\nb."
     assert join(["我。", "他。"], [" ", ""]) == "我。他。"  # into a script without spaces
     assert join(["a.", "b."], ["", ""]) == "a. b."  # and out of one
+
+
+def test_a_long_text_is_split_without_delay():
+    text = "The cat sleeps. " * 5000
+    assert len(sentences(text)) == 5000 and "".join(map("".join, sentences(text))) == text

@@ -10,6 +10,7 @@ from heedful.text.words import HAN, UNSPACED
 END = re.compile(r"(?<=[.!?…])[\"'”’»)\]]*\s+|(?<=[。！？])[”’」』）]*|\n\s*\n")
 # Without one of these before the last character there is nothing to split, which settles most lines.
 MAY_END = re.compile(r"[.!?…。！？।؟\n]\S*\s*\S")
+LONG = 4000  # characters, beyond which the simple rule splits
 KANA = re.compile(r"[\u3040-\u30ff]")
 
 
@@ -23,7 +24,10 @@ def sentences(text: str, language: str = "") -> list[tuple[str, str]]:
 
 
 def _by_rules(text: str, language: str) -> list[str]:
-    """pysbd's sentences, if they cover the text exactly; otherwise none."""
+    """pysbd's sentences, if they cover the text exactly; otherwise none. Its time grows with the square of the text, so
+    long ones are left to the simple rule."""
+    if len(text) > LONG:
+        return []
     segmenter = _segmenter(language.partition("-")[0].lower() or _likely_language(text))
     if segmenter is None:
         return []
