@@ -58,12 +58,14 @@ def main() -> None:
     parser.add_argument("--budget", default="2m")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--variants", nargs="+", help="only these, beside the baseline")
+    parser.add_argument("--keys", nargs="+", default=[], help="recipe keys for all, such as training.batch_tokens=2048")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.only:
         words, variants = {"mini": mini, "listops": listops, "prose": prose}[name](options.out)
         chosen = {one: keys for one, keys in variants.items() if not options.variants or one in options.variants}
-        command = [sys.executable, "-m", "heedful", "compare", *words, "--out", str(options.out / name), "--markdown"]
+        command = [sys.executable, "-m", "heedful", "compare", *words, *options.keys]
+        command += ["--out", str(options.out / name), "--markdown"]
         command += ["--budget", options.budget, "--seeds", str(options.seeds)]
         command += [word for one, keys in chosen.items() for word in ("--variant", f"{one}: {keys}")]
         print(f"\n### {name}, {options.budget} each\n", flush=True)
