@@ -4,6 +4,7 @@ import pytest
 
 from heedful.families.vaswani import vaswani
 from heedful.model.architecture.decoder_only import DecoderOnlyConfig
+from heedful.model.architecture.encoder_only import EncoderOnlyConfig
 from heedful.model.cpu import kernels
 from heedful.model.cpu.report import report
 from heedful.model.int8 import quantize_int8
@@ -74,10 +75,7 @@ def test_a_window():
 
 def test_dropout_inside():
     found = built({"attention": {"heads": 2, "dropout": 0.1}, "feedforward": {"hidden": 32, "dropout": 0.1}})
-    assert found["encoder.attention"] == (
-        "kernels, mixing by torch (dropout inside attention: no kernel yet)",
-        "kernels",
-    )
+    assert found["encoder.attention"] == ("kernels", "kernels")
     assert found["encoder.feedforward"] == ("kernels (dropout inside: linear maps separately)", "kernels")
 
 
@@ -109,8 +107,14 @@ def test_layers_that_differ_have_a_row_each():
     found = paths(model)
     reason = "decoder.layers.1.attention: attention.heads 1, but 2 before: layers that differ have no kernel yet"
     assert found["decoder.attention"] == ("kernels", f"modules ({reason})")
-    model.decoder.layers[1].attention.mix.dropout = 0.1
+    model.decoder.layers[1].attention.mix.dropout = 1.0
     assert "decoder.attention" not in paths(model) and paths(model)["decoder.layers.0.attention"][0] == "kernels"
+
+
+def test_a_model_that_reads():
+    encoder = {**STACK, "attention": {"heads": 2, "dropout": 0.1}, "embedding_norm": True}
+    found = paths(EncoderOnlyConfig(vocab=50, width=32, token_types=2, encoder=encoder).build())
+    assert found["encoder.attention"][0] == found["encoder.norms"][0] == "kernels"
 
 
 def test_a_language_model():

@@ -59,6 +59,65 @@ def test_attention(batch, heads, queries, keys, head, mask, one_product, seed, t
         torch.testing.assert_close(one, other.float(), atol=1e-4, rtol=1e-4)
 
 
+def dropped_weights(query, key, additive, *, seed, **options):
+    """What a call with this seed multiplies the values by (batch heads query key), by attending to unit vectors."""
+    keys, head = key.shape[2:]
+    found = []
+    for first in range(0, keys, head):
+        units = torch.zeros(keys, head)
+        last = min(keys, first + head)
+        units[first:last, : last - first] = torch.eye(last - first)
+        torch.manual_seed(seed)
+        seen = training.masked_attention(query, key, units.expand(key.shape).contiguous(), additive, **options)
+        found.append(seen[..., : last - first])
+    return torch.cat(found, -1).detach()
+
+
+@few
+@given(batch=st.integers(1, 3), heads=st.integers(1, 3), length=lengths, head=st.sampled_from([16, 48]),
+       causal=st.booleans(), p=st.sampled_from([0.1, 0.5]), seed=st.integers(0, 99),
+       threads=st.integers(1, 2))  # fmt: skip
+def test_attention_with_dropout(batch, heads, length, head, causal, p, seed, threads):
+    torch.manual_seed(seed)
+    inputs = [torch.randn(batch, heads, length, head, requires_grad=True) for _ in range(3)]
+    hidden = torch.zeros(batch, 1, 1, length, dtype=torch.bool)
+    if not causal:
+        hidden |= (torch.rand(batch, 1, 1, length) < 0.4) & (torch.arange(length) > 0)
+    additive = None if causal else torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)
+    options = {"causal": causal, "scale": 0.3, "dropout": p}
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        torch.manual_seed(seed)
+        y = training.masked_attention(*inputs, additive, **options)
+        outer = torch.randn(y.shape)
+        found = torch.autograd.grad(y, inputs, outer)
+        kept = dropped_weights(*inputs[:2], additive, seed=seed, **options) > 0
+    finally:
+        torch.set_num_threads(before)
+    query, key, value = (part.double() for part in inputs)
+    if causal:
+        hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+    weights = (query @ key.transpose(-2, -1) * 0.3).masked_fill(hidden, -torch.inf).softmax(-1)
+    wanted = (weights * kept / (1 - p)) @ value
+    torch.testing.assert_close(y.double(), wanted, atol=1e-5, rtol=1e-5)
+    for one, other in zip(found, torch.autograd.grad(wanted, inputs, outer.double()), strict=True):
+        torch.testing.assert_close(one, other.float(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.4])
+def test_each_weight_of_attention_is_dropped_by_itself(p):
+    torch.manual_seed(0)
+    query, key = torch.randn(7, 3, 61, 16), torch.randn(7, 3, 61, 16)
+    kept = dropped_weights(query, key, None, seed=1, causal=False, scale=0.1, dropout=p) > 0
+    assert kept.float().mean().item() == pytest.approx(1 - p, abs=0.01)
+    for axis in range(4):  # neighbours of any kind are independent
+        one, other = kept.narrow(axis, 0, kept.shape[axis] - 1), kept.narrow(axis, 1, kept.shape[axis] - 1)
+        assert (one & other).float().mean().item() == pytest.approx((1 - p) ** 2, abs=0.02)
+    again = dropped_weights(query, key, None, seed=2, causal=False, scale=0.1, dropout=p) > 0
+    assert (kept & again).float().mean().item() == pytest.approx((1 - p) ** 2, abs=0.02)
+
+
 def test_who_sees_nothing_gathers_nothing():
     query, key, value = (torch.randn(2, 2, 5, 16, requires_grad=True) for _ in range(3))
     additive = torch.zeros(2, 1, 5, 5)
@@ -80,8 +139,12 @@ def test_the_mix_takes_our_kernel_where_it_can_and_torch_elsewhere(monkeypatch):
     mix(*(part.double() for part in suited), sight=Sight(Mask()))
     mix(*suited, sight=Sight(Mask(), torch.arange(9)[None], torch.arange(9)[None], Alibi(4)))
     mix(suited[0], *(part[:, :2] for part in suited[1:]), sight=Sight(Mask()))  # grouped heads
-    mix.train()(*suited, sight=Sight(Mask()))  # dropout inside
     assert len(calls) == 1
+    mix.train()(*suited, sight=Sight(Mask()))  # dropout inside
+    assert len(calls) == 2
+    mix.dropout = 1.0
+    mix(*suited, sight=Sight(Mask()))
+    assert len(calls) == 2
 
 
 def test_gradients_side_by_side_are_joined_without_a_copy(monkeypatch):

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from heedful.config import Size
 from heedful.model.architecture import ArchitectureConfig, Model, Reader, checked, stack_limits
+from heedful.model.cpu.door import child_plan
+from heedful.model.cpu.plan import ReaderPlan, Reason, StackPlan, TablePlan, first_reason
 from heedful.model.heads import HeadConfig, MaskedLmConfig
 from heedful.model.input import InputConfig
 from heedful.model.input.tokens import TokensConfig, new_table
@@ -106,6 +108,12 @@ class EncoderOnly(Reader):
         if self.token_types is not None:
             x = x + self.token_types[torch.zeros_like(source) if token_types is None else token_types]
         return self.encoder(x, valid=valid, segments=segments, global_tokens=global_tokens, positions=positions)
+
+    def plan(self) -> ReaderPlan | Reason:
+        table, encoder = child_plan(self, "embedding", TablePlan), child_plan(self, "encoder", StackPlan)
+        if not (table and encoder):
+            return first_reason(table, encoder)
+        return ReaderPlan(encoder, table, self.token_types, tuple(self.heads.values()))
 
     def predict(self, head: str, states: Tensor) -> Tensor:
         """The output of a head: logits, or the pooled vector."""

@@ -116,6 +116,10 @@ class Stack:
         """The vectors of tokens at these positions, which repeat for each sentence: rows width."""
         return _normed(kernels.embed(tokens, self.table, self.factor, positions), self.plan.embedding_norm)
 
+    def finished(self, x: Tensor) -> Tensor:
+        """The states after the last layer, normalised in place if the stack ends with a norm."""
+        return _normed(x, self.plan.norm)
+
     def encode(self, source: Tensor, additive: Tensor) -> Tensor:
         """(sentences source) width"""
         length = source.shape[1]

@@ -181,8 +181,8 @@ def sizes(*given: int) -> Reason | None:
 
 def attention(*, heads: int, kv_heads: int, head: int, dropout: float, biased: bool) -> Reason | None:
     """For softmax attention. `biased`: something besides the mask is added to its scores."""
-    if dropout:
-        return Reason("dropout inside attention: no kernel yet")
+    if dropout == 1:
+        return Reason("dropout 1: nothing to compute")
     if biased:
         return Reason("terms added to the scores: no kernel yet")
     if kv_heads != heads:

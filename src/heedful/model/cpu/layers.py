@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from heedful.model.cpu import kernels
-from heedful.model.cpu.kernels import Panels, Source, address, attention_room, floats, is_plain
+from heedful.model.cpu.kernels import PANEL, Panels, Source, address, attention_room, floats, is_plain
 
 
 def _structs() -> dict[str, np.dtype]:
@@ -105,8 +106,21 @@ class Layers:
             )
         more = max(2 * additive.numel() * width, attention_room(source, width // self.heads))
         scratch = self._scratch(rows, more)
-        at = (self.table_at, x.data_ptr(), scratch.data_ptr(), additive.data_ptr())
+        at = (self.table_at, x.data_ptr(), scratch.data_ptr(), additive.data_ptr(), 0)
         kernels.NATIVE.encode(self.style_at, torch.get_num_threads(), *at, sentences, source)
+
+    def encode_packed(self, x: Tensor, lengths: Tensor) -> None:
+        """Run an encoder in place on sentences of these lengths, one after the other without padding. x: rows width"""
+        assert kernels.NATIVE is not None
+        rows, head = len(x), self.width // self.heads
+        starts = F.pad(lengths.long().cumsum(0), (1, 0)).contiguous()
+        fit = x.shape[1] == self.width and int(starts[-1]) == rows > 0 and int(lengths.min()) >= 0
+        if not fit or not is_plain(x) or head % PANEL:
+            raise ValueError(f"{list(x.shape)} in {len(lengths)} sentences does not fit {self.heads} heads of {head}")
+        longest = int(lengths.max())
+        scratch = self._scratch(rows, attention_room(longest, head))
+        at = (self.table_at, x.data_ptr(), scratch.data_ptr(), 0, starts.data_ptr())
+        kernels.NATIVE.encode(self.style_at, torch.get_num_threads(), *at, len(lengths), longest)
 
     def step(self, texts: "Texts", x: Tensor, additive: Tensor, origin: Tensor, length: int) -> None:
         """Run one decoder step in place. x: rows width; additive: as above; origin: rows room, the slot that holds the

@@ -236,3 +236,13 @@ class EncoderDecoderPlan(Plan):
     read: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
     logits: Callable[[Tensor], Tensor]
     left: tuple[nn.Module, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class ReaderPlan(Plan):
+    """An encoder without a decoder; `left`: its heads, which run as modules."""
+
+    encoder: StackPlan
+    table: TablePlan
+    token_types: Tensor | None
+    left: tuple[nn.Module, ...] = ()

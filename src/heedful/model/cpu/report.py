@@ -9,7 +9,7 @@ from heedful.model.architecture import Model
 from heedful.model.attention.softmax import Softmax
 from heedful.model.cpu import door
 from heedful.model.cpu.door import plan_of
-from heedful.model.cpu.plan import EncoderDecoderPlan, LinearPlan, Reason
+from heedful.model.cpu.plan import EncoderDecoderPlan, LinearPlan, ReaderPlan, Reason
 from heedful.model.feedforward import FeedForward
 from heedful.model.heads import Vocabulary
 from heedful.model.layer import Layer
@@ -57,6 +57,8 @@ def _decoding_reason(name: str, whole: object) -> Reason | None:
     """Why this child of a model runs as modules."""
     if isinstance(whole, Reason):
         return whole
+    if isinstance(whole, ReaderPlan):
+        return Reason("heads: no kernel yet") if name == "heads" else None
     if not isinstance(whole, EncoderDecoderPlan):
         return Reason("no kernel yet")
     own = {"encoder": whole.encoder, "head": whole.head}.get(name)

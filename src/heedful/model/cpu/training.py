@@ -5,7 +5,7 @@ Each function either runs the kernel or falls back: to torch, if that is one cal
 conditions are in `door.py`.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,39 +23,62 @@ WHOLE = 1 << 16  # the number of values of the sixteen bits that decide what is 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask, *, scale: float, dropout: float = 0.0, biased: bool = False
 ) -> Tensor | None:
-    """softmax(scale q k' + mask) v. For shapes see `Mix`; `biased`: something else is added to the scores."""
+    """dropout(softmax(scale q k' + mask)) v. For shapes see `Mix`; `biased`: something else is added to the scores."""
     if door.attention_now(query, key, value, mask, dropout=dropout, biased=biased) is not None:
         return None
     queries, keys = query.shape[2], key.shape[2]
     causal = mask.is_plain_causal(queries, keys)
     if causal or mask.dense(queries, keys, query.device) is None:
-        return masked_attention(query, key, value, None, causal=causal, scale=scale)
+        return masked_attention(query, key, value, None, causal=causal, scale=scale, dropout=dropout)
     additive = mask.additive(queries, keys, query.device)
-    return None if additive is None else masked_attention(query, key, value, additive, causal=False, scale=scale)
+    if additive is None:
+        return None
+    return masked_attention(query, key, value, additive, causal=False, scale=scale, dropout=dropout)
 
 
 def masked_attention(
-    query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, *, causal: bool, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    additive: Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+    dropout: float = 0.0,
 ) -> Tensor:
     """The kernel. additive: (batch or 1) 1 (query or 1) key, added to the scores; not needed for a plain
-    causal mask."""
-    return _Attend.apply(query, key, value, additive, causal, scale)
+    causal mask. The backward pass draws what is dropped again, so it is not stored."""
+    how = _AttentionOptions(causal, scale, *_drawn(dropout))
+    return _Attend.apply(query, key, value, additive, how)
+
+
+class _AttentionOptions(NamedTuple):
+    causal: bool
+    scale: float
+    dropout: float
+    seed: int
+
+
+def _drawn(p: float) -> tuple[float, int]:
+    """The probability, 0 if it rounds to none, and a seed for what is dropped."""
+    p = p if round(p * WHOLE) else 0.0
+    return p, int(torch.empty((), dtype=torch.int64).random_()) if p > 0 else 0
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, causal: bool, scale: float
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, how: _AttentionOptions
     ) -> Tensor:
         batch, heads, queries, head = query.shape
         y = floats(batch, queries, heads, head).transpose(1, 2)
         sums = floats(batch, heads, queries)
         ctx.save_for_backward(query, key, value, additive, y, sums)
-        ctx.causal, ctx.scale = causal, scale
+        ctx.how = how
         assert kernels.NATIVE is not None
         views = [number for x in (query, key, value, y) for number in _view(x)]
         scratch = _scratch(key)
-        kernels.NATIVE.attend(*views, *_rest(query, key, additive, sums, causal, scale, scratch))
+        kernels.NATIVE.attend(*views, *_rest(query, key, additive, sums, how, scratch))
         return y
 
     @staticmethod
@@ -67,8 +90,8 @@ class _Attend(torch.autograd.Function):
         assert kernels.NATIVE is not None
         views = [number for x in (query, key, value, y, d_y, *found) for number in _view(x)]
         scratch = _scratch(key)
-        kernels.NATIVE.attend_back(*views, *_rest(query, key, additive, sums, ctx.causal, ctx.scale, scratch))
-        return *found, None, None, None
+        kernels.NATIVE.attend_back(*views, *_rest(query, key, additive, sums, ctx.how, scratch))
+        return *found, None, None
 
 
 def _view(x: Tensor) -> tuple[int, ...]:
@@ -80,7 +103,7 @@ def _scratch(key: Tensor) -> Tensor:
 
 
 def _rest(
-    query: Tensor, key: Tensor, additive: Tensor | None, sums: Tensor, causal: bool, scale: float, scratch: Tensor
+    query: Tensor, key: Tensor, additive: Tensor | None, sums: Tensor, how: _AttentionOptions, scratch: Tensor
 ) -> tuple[float, ...]:
     batch, heads, queries, head = query.shape
     strides = (0, 0, 0)
@@ -89,7 +112,9 @@ def _rest(
         everywhere = additive.expand(batch, 1, queries, key.shape[2])
         strides = (everywhere.data_ptr(), everywhere.stride(0), everywhere.stride(2))
     sizes = (batch, heads, queries, key.shape[2], head)
-    return *strides, sums.data_ptr(), *sizes, scale, causal, scratch.data_ptr(), torch.get_num_threads()
+    room = (scratch.data_ptr(), torch.get_num_threads())
+    drops = (round(how.dropout * WHOLE), 1 / (1 - how.dropout), how.seed)
+    return *strides, sums.data_ptr(), *sizes, how.scale, how.causal, *room, *drops
 
 
 def _adjacent(*parts: Tensor) -> list[Tensor]:
@@ -321,9 +346,7 @@ def add_norm(x: Tensor, v: Tensor | None, norm: nn.Module, p: float) -> Tensor |
     bias = 0 if plan.bias is None else plan.bias.data_ptr()
     if not kernels.NATIVE.is_invertible(plan.weight.data_ptr(), bias, len(plan.weight)):
         return None
-    p = p if round(p * WHOLE) else 0.0
-    seed = int(torch.empty((), dtype=torch.int64).random_()) if p > 0 else 0
-    return _AddNorm.apply(x, v, plan.weight, plan.bias, (plan.rms, plan.eps, p, seed))
+    return _AddNorm.apply(x, v, plan.weight, plan.bias, (plan.rms, plan.eps, *_drawn(p)))
 
 
 class _AddNorm(torch.autograd.Function):

@@ -57,18 +57,42 @@ FAST static void look_around(const Style *style, float *qkv, float *y, const flo
     EACH_ROW(look(&all, row));
 }
 
-/* Embedded sentences, all equally long, to their states. x: (sentences source) width; additive: sentences room. `scratch`
-   ends with the room of `look_around`. */
+/* The same for sentences of any length, one after the other without padding: that of number i is rows starts[i] to
+   starts[i + 1]. The width of a head is a multiple of sixteen; `longest` decides the size of `scratch`. */
+FAST static void look_around_packed(const Style *style, float *qkv, float *y, const Count *starts, Count sentences,
+                                    Count longest, float *scratch) {
+    Count width = style->width, head = width / style->heads, items = sentences * style->heads;
+    Count room = attention_room(longest, head);
+    int threads = threads_for(starts[sentences] * longest * width, style->threads);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int part = 0; part < threads; part++)
+        for (Count item = part; item < items; item += threads) {
+            Count sentence = item / style->heads, first = starts[sentence], length = starts[sentence + 1] - first;
+            View query = {.at = qkv + first * 3 * width, .head = head, .time = 3 * width}, key = query, value = query;
+            View to = {.at = y + first * width, .head = head, .time = width};
+            key.at += width, value.at += 2 * width;
+            Attention one = {.query = query, .key = key, .value = value, .y = to, .batch = 1, .heads = style->heads,
+                             .queries = length, .keys = length, .head = head, .scale = style->scale};
+            if (length) attend(&one, 0, item % style->heads, scratch + part * room);
+        }
+}
+
+/* Embedded sentences to their states. They are all equally long, x: (sentences source) width, additive: sentences room;
+   or, if there are `starts`, packed, and `source` is the longest. `scratch` ends with the room of `look_around`. */
 FAST static void encode(const Layer *layers, const Style *style, float *x, float *scratch, const float *additive,
-                        Count sentences, Count source) {
-    Count width = style->width, rows = sentences * source, widest = width > layers->outer.depth ? width : layers->outer.depth;
+                        const Count *starts, Count sentences, Count source) {
+    Count width = style->width, rows = starts ? starts[sentences] : sentences * source;
+    Count widest = width > layers->outer.depth ? width : layers->outer.depth;
     float *normed = scratch, *mixed = normed + rows * width, *threefold = mixed + rows * width;
     float *inner = threefold + 3 * rows * width, *rounded = inner + rows * layers->inner.columns;
     float *around = rounded + rows * (2 + widest / 2);
     for (const Layer *layer = layers; layer < layers + style->layers; layer++) {
         apply(&layer->query_key_value, before(&layer->attention_norm, style, x, normed, rows), threefold, rows, 0, 0, style->threads,
               rounded);
-        look_around(style, threefold, mixed, additive, sentences, source, around);
+        if (starts)
+            look_around_packed(style, threefold, mixed, starts, sentences, source, around);
+        else
+            look_around(style, threefold, mixed, additive, sentences, source, around);
         apply(&layer->output, mixed, x, rows, 1, 0, style->threads, rounded);
         after(&layer->attention_norm, style, x, rows);
         feed_forward(layer, style, x, normed, inner, rows, rounded);

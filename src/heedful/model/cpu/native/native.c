@@ -47,14 +47,15 @@ static PyObject *py_product(PyObject *self, PyObject *const *of, Py_ssize_t coun
 }
 
 static PyObject *py_encode(PyObject *self, PyObject *const *of, Py_ssize_t count) {
-    if (!taken(count, 8)) return NULL;
+    if (!taken(count, 9)) return NULL;
     Style style = style_of(of[0], of[1]);
     const Layer *layers = address(of[2]);
     float *x = address(of[3]), *scratch = address(of[4]);
     const float *additive = address(of[5]);
-    Count sentences = number(of[6]), source = number(of[7]);
+    const Count *starts = address(of[6]);
+    Count sentences = number(of[7]), source = number(of[8]);
     if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS encode(layers, &style, x, scratch, additive, sentences, source);
+    Py_BEGIN_ALLOW_THREADS encode(layers, &style, x, scratch, additive, starts, sentences, source);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
@@ -137,13 +138,16 @@ static View view_of(PyObject *const *of) {
 
 /* Four views, or eight on the way back, then the rest. */
 static PyObject *attention(PyObject *const *of, Py_ssize_t count, int back) {
-    if (!taken(count, (back ? 32 : 16) + 13)) return NULL;
+    if (!taken(count, (back ? 32 : 16) + 16)) return NULL;
     PyObject *const *rest = of + (back ? 32 : 16);
     Attention job = {.query = view_of(of), .key = view_of(of + 4), .value = view_of(of + 8), .y = view_of(of + 12),
                      .additive = address(rest[0]), .additive_batch = number(rest[1]), .additive_query = number(rest[2]),
                      .sums = address(rest[3]), .batch = number(rest[4]), .heads = number(rest[5]),
                      .queries = number(rest[6]), .keys = number(rest[7]), .head = number(rest[8]),
-                     .scale = real(rest[9]), .causal = (int)number(rest[10])};
+                     .scale = real(rest[9]), .causal = (int)number(rest[10]), .dropped = (uint32_t)number(rest[13]),
+                     .factor = real(rest[14])};
+    Count seed = number(rest[15]);
+    job.seed = (uint32_t)seed, job.second = (uint32_t)(seed >> 32);
     if (back)
         job.d_y = view_of(of + 16), job.d_query = view_of(of + 20), job.d_key = view_of(of + 24),
         job.d_value = view_of(of + 28);
@@ -325,7 +329,7 @@ PyMODINIT_FUNC START(void) {
     }
     PyObject *made = PyModule_Create(&module);
     if (made) PyModule_AddStringConstant(made, "PROCESSOR", PROCESSOR);
-    if (made) PyModule_AddIntConstant(made, "VERSION", 5); /* raised when what kernels.py hands over changes */
+    if (made) PyModule_AddIntConstant(made, "VERSION", 7); /* raised when what kernels.py hands over changes */
     PyObject *fields = made ? described() : NULL;
     if (!fields || PyModule_AddObject(made, "STRUCTS", fields) < 0) {
         Py_XDECREF(fields);

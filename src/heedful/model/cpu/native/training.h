@@ -32,6 +32,22 @@ FAST static void multiply(const float *x, Count across, Count along, const float
     }
 }
 
+/* ---- What is dropped ---- */
+
+/* Each of sixteen numbers that are dropped by chance: all bits set where it is kept. `at`, a multiple of sixteen, is the
+   place of the first. What is drawn depends on the two seeds and a number's place only, so that the way back draws it
+   again. Sixteen bits tell what is dropped: those below `dropped`. */
+INLINE void draw(Count at, uint32_t dropped, uint32_t seed, uint32_t second, Whole kept[2]) {
+    typedef uint32_t Bits __attribute__((vector_size(32)));
+    const Bits lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+    Bits bits = (lanes + (uint32_t)(at / 2)) ^ seed; /* mixed like a hash: each bit turns half of the others */
+    bits = (bits ^ bits >> 16) * 0x7feb352du ^ second;
+    bits = (bits ^ bits >> 15) * 0x846ca68bu;
+    bits ^= bits >> 16;
+    kept[0] = (Whole)(bits & 0xffff) >= (int32_t)dropped;
+    kept[1] = (Whole)(bits >> 16) >= (int32_t)dropped;
+}
+
 /* ---- Attention ---- */
 
 #define BLOCK 96  /* queries at a time, at most */
@@ -42,7 +58,7 @@ typedef struct {
     Count batch, head, time; /* how far apart */
 } View;
 
-/* y = softmax(scale q k' + additive) v, a head of a sentence after the other.
+/* y = dropout(softmax(scale q k' + additive)) v, a head of a sentence after the other.
 
    `sums` holds log(sum(exp)) of each query's scores: with it the way back makes the weights once more rather than keep
    them.      Dao et al. 2022 */
@@ -55,6 +71,8 @@ typedef struct {
     Count batch, heads, queries, keys, head;
     float scale;
     int causal; /* then there are as many queries as keys */
+    uint32_t dropped, seed, second; /* of the weights, see `draw`; none if `dropped` is 0 */
+    float factor;                   /* of those that are kept */
 } Attention;
 
 static Count filled_up(Count length) { return (length + PANEL - 1) / PANEL * PANEL; }
@@ -103,6 +121,23 @@ FAST static void turn(const float *from, Count stride, Count count, Count width,
                 turn_eight(last, 8, to + i * room + time, room);
             }
         }
+}
+
+/* The place of a query's first weight among all, for `draw`. */
+static Count place_of_weights(const Attention *of, Count batch, Count head, Count query) {
+    return ((batch * of->heads + head) * of->queries + query) * filled_up(of->keys);
+}
+
+/* In place: what is dropped of a query's weights becomes zero; `size` is a multiple of sixteen. */
+INLINE void drop_weights(const Attention *of, Count place, float *weights, Count size) {
+    for (Count i = 0; i < size; i += 16) {
+        Whole kept[2];
+        draw(place + i, of->dropped, of->seed, of->second, kept);
+        for (int half = 0; half < 2; half++) {
+            float *at = weights + i + 8 * half;
+            store(at, (Eight)((Whole)load(at) & kept[half]));
+        }
+    }
 }
 
 /* How many queries at a time: all blocks about equally long. */
@@ -171,18 +206,22 @@ FAST static void attend(const Attention *of, Count batch, Count head, float *scr
             Visible visible = visible_to(of, batch, first + row);
             float log_sum = exponents(&visible, scores + row * room, seen, &sums[row]);
             if (of->sums) of->sums[(batch * of->heads + head) * of->queries + first + row] = log_sum;
+            if (of->dropped)
+                drop_weights(of, place_of_weights(of, batch, head, first + row), scores + row * room, seen);
         }
         if (seen > of->keys) seen = of->keys;
         multiply(scores, room, 1, value, of->value.time, seen, y + first * of->y.time, of->y.time, rows, of->head, 0);
         for (Count row = 0; row < rows; row++) {
             float *made = y + (first + row) * of->y.time;
             float factor = sums[row] > 0 ? 1 / sums[row] : 0; /* where there is nothing to see, nothing is seen */
+            if (of->dropped) factor *= of->factor;
             for (Count i = 0; i < of->head; i += 8) store(made + i, load(made + i) * factor);
         }
     }
 }
 
-/* With P the weights:  dV = P' dY,  dS = P * (dY V' - rowsum(dY * Y)) * scale,  dQ = dS K,  dK = dS' Q */
+/* With P the weights:  dV = P' dY,  dS = P * (dY V' - rowsum(dY * Y)) * scale,  dQ = dS K,  dK = dS' Q
+   With dropout, and M = 0 or `factor`:  dV = (P * M)' dY,  dS = P * (M * dY V' - rowsum(dY * Y)) * scale */
 FAST static void attend_back(const Attention *of, Count batch, Count head, float *scratch) {
     Count room = room_for(of->keys), width = of->head, block = block_of(of);
     float *keys = scratch, *values = keys + width * room, *weights = values + width * room, *slopes = weights + BLOCK * room;
@@ -204,10 +243,17 @@ FAST static void attend_back(const Attention *of, Count batch, Count head, float
             for (Count i = 0; i < width; i += 8) both += load(d + i) * load(made + i);
             float mean = sum_of(both);
             Visible visible = visible_to(of, batch, first + row);
+            Count place = place_of_weights(of, batch, head, first + row);
+            Whole drawn[2] = {{0}};
             for (Count i = 0; i < seen; i += 8) {
-                Eight p = exponential(seen_at(&visible, weight, i) - sum);
-                store(weight + i, p);
-                store(slope + i, p * (load(slope + i) - mean) * of->scale);
+                Eight p = exponential(seen_at(&visible, weight, i) - sum), d = load(slope + i), kept = p;
+                if (of->dropped) {
+                    if (i % 16 == 0) draw(place + i, of->dropped, of->seed, of->second, drawn);
+                    kept = (Eight)((Whole)(p * of->factor) & drawn[i / 8 % 2]);
+                    d = (Eight)((Whole)(d * of->factor) & drawn[i / 8 % 2]);
+                }
+                store(weight + i, kept);
+                store(slope + i, p * (d - mean) * of->scale);
             }
         }
         if (seen > of->keys) seen = of->keys;
@@ -277,21 +323,15 @@ FAST static void activate_part(int kind, const float *x, const float *d_y, float
     }
 }
 
-/* y = x + v times 0 or `factor`, by chance. What is drawn depends on the two seeds and a number's place only, so that the
-   way back draws it again. Sixteen bits tell what is dropped: those below `dropped`. `x` may be NULL. */
+/* y = x + v times 0 or `factor`, by chance, see `draw`. `x` may be NULL. */
 INLINE void drop_part(const float *x, const float *v, float *y, Count from, Count end, uint32_t dropped, float factor,
                       uint32_t seed, uint32_t second) {
-    typedef uint32_t Bits __attribute__((vector_size(32)));
-    const Bits lanes = {0, 1, 2, 3, 4, 5, 6, 7};
     for (Count i = from; i < end; i += 16) { /* `from` is a multiple of sixteen */
-        Bits bits = (lanes + (uint32_t)(i / 2)) ^ seed; /* mixed like a hash: each bit turns half of the others */
-        bits = (bits ^ bits >> 16) * 0x7feb352du ^ second;
-        bits = (bits ^ bits >> 15) * 0x846ca68bu;
-        bits ^= bits >> 16;
+        Whole kept[2];
+        draw(i, dropped, seed, second, kept);
         for (int half = 0; half < 2 && i + 8 * half < end; half++) {
             Count at = i + 8 * half;
-            Whole kept = (Whole)(half ? bits >> 16 : bits & 0xffff) >= (int32_t)dropped;
-            Eight value = (Eight)((Whole)(some_of(v + at, end - at) * factor) & kept);
+            Eight value = (Eight)((Whole)(some_of(v + at, end - at) * factor) & kept[half]);
             if (x) value += some_of(x + at, end - at);
             put(y + at, value, end - at);
         }
