@@ -24,10 +24,13 @@ from heedful.families import Family, Names, State, family, their_names
 from heedful.files import in_place, write_text
 from heedful.model.architecture import ArchitectureConfig, Model
 from heedful.model.create import layout
+from heedful.model.heads import PoolerConfig
 from heedful.model.linear import FusedLinear
+from heedful.text.tokenizer import ROLES, Tokenizer
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+LABELS = ("id2label", "label2id")  # the names of classes
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,26 @@ def read_config(folder: str | Path) -> ArchitectureConfig:
     return _config_of(known, name, theirs, _Tensors(folder, known).names, folder)
 
 
+def read_heads(folder: str | Path, config: ArchitectureConfig, wanted: Iterable[str]) -> tuple[State, set[str]]:
+    """Those of the parameters `wanted`, of heads of `config`, that a folder has, though its config.json does not name
+    their head; and the file's names of what was read. A head's pooler may be the base model's."""
+    folder = Path(folder)
+    _, known = _family_of(_read_json(folder / "config.json"), folder)
+    tensors = _Tensors(folder, known)
+    heads = {head.kind: head for head in (*getattr(config, "heads", ()), PoolerConfig())}
+    found: State = {}
+    for ours in wanted:
+        for place in (ours, "heads.pooler." + ours.partition(".pooler.")[2]):
+            kind = place.split(".")[1] if place.startswith("heads.") else ""
+            if ours in found or kind not in heads:
+                continue
+            theirs = their_names(place, known.names(config.model_copy(update={"heads": [heads[kind]]})))
+            if theirs and all(_today(name, known) in tensors.names for name in theirs):
+                pieces = [piece for name in theirs if (piece := tensors.read(name)) is not None]
+                found[ours] = (torch.cat(pieces) if len(pieces) > 1 else pieces[0]).float()
+    return found, {tensors.files[name][0] for name in tensors.used}
+
+
 def save(model: Model, folder: str | Path, family_name: str, *, details: dict[str, Any] | None = None) -> None:
     """Write a folder that transformers can load."""
     known = family(family_name)
@@ -125,8 +148,45 @@ def save(model: Model, folder: str | Path, family_name: str, *, details: dict[st
     folder.mkdir(parents=True, exist_ok=True)
     with in_place(folder / WEIGHTS) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
-    text = json.dumps({**(details or {}), **keys}, indent=2, sort_keys=True, ensure_ascii=False)
+    named = {key: value for key, value in (details or {}).items() if key in LABELS}
+    classes = next((head.classes for head in getattr(config, "heads", ()) if hasattr(head, "classes")), None)
+    if classes is not None and named and len(named.get("id2label", ())) != classes:
+        raise ValueError(f"{len(named.get('id2label', ()))} labels are named, but the model has {classes} classes")
+    text = json.dumps({**(details or {}), **keys, **named}, indent=2, sort_keys=True, ensure_ascii=False)
     write_text(folder / "config.json", text + "\n")
+
+
+def family_for(model: Model) -> str:
+    """The family that can represent a model."""
+    reasons = []
+    for name in sorted(kinds("families"), key=lambda name: (name != family(name).model_type, name)):
+        known, config = family(name), model.config
+        try:
+            weights = {ours: parameter.detach() for ours, parameter in model.named_parameters()}
+            if known.convert is not None:
+                config, weights = known.convert(config, weights)
+            keys = {"model_type": known.model_type, **known.write_config(config)}
+            _check_nothing_is_lost(
+                config, keys, {ours: their_names(ours, known.names(config)) for ours in weights}, name
+            )
+        except (ValueError, AttributeError, KeyError) as error:
+            reasons.append(f"{name}: {error}")
+            continue
+        return name
+    raise ValueError(f"no family of Hugging Face can represent this model ({reasons[-1]})")
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, *, length: int, types: bool) -> None:
+    """Write a tokenizer that transformers' AutoTokenizer opens. `length`: the most tokens that its model reads;
+    `types`: whether the model takes token types."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder / "tokenizer.json")
+    names = {role: tokenizer.special(role) for role in ROLES}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"] if types else ["input_ids", "attention_mask"]
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length}
+    settings |= {f"{role}_token": tokenizer.token(index) for role, index in names.items() if index is not None}
+    text = json.dumps({**settings, "model_input_names": inputs}, indent=2, ensure_ascii=False)
+    write_text(folder / "tokenizer_config.json", text + "\n")
 
 
 def _config_of(known: Family, name: str, theirs: dict[str, Any], tensors: set[str], folder: Path) -> ArchitectureConfig:

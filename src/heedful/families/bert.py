@@ -182,6 +182,10 @@ def encoder_names(base: str) -> dict[str, str | tuple[str, ...]]:
 
 FAMILY = Family(
     presets={
+        "bert-tiny": bert(width=128, hidden=512, heads=2, layers=2),  # Turc et al. 2019, and the three that follow
+        "bert-mini": bert(width=256, hidden=1024, heads=4, layers=4),
+        "bert-small": bert(width=512, hidden=2048, heads=8, layers=4),
+        "bert-medium": bert(width=512, hidden=2048, heads=8, layers=8),
         "bert-base": bert(width=768, hidden=3072, heads=12, layers=12),
         "bert-large": bert(width=1024, hidden=4096, heads=16, layers=24),
     },

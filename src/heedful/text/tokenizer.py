@@ -10,14 +10,16 @@ have the four of `SPECIALS` and those a task needs; others (BERT, GPT-2, LLaMA, 
 import hashlib
 import json
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
 from heedful.config import Config, Probability
@@ -73,6 +75,21 @@ class TokenizerConfig(Config):
         if self.dropout and self.kind != "bpe":
             raise ValueError(f"tokenizer dropout works only with kind bpe, not {self.kind!r}; set dropout to 0")
         return self
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The special tokens around a text, or around and between two: [CLS] first [SEP] second [SEP] for BERT.
+    `second_type`: the token type of the second text and of what follows it; that of the rest is 0."""
+
+    first: tuple[int, ...]
+    between: tuple[int, ...]
+    last: tuple[int, ...]
+    second_type: int
+
+    def size(self, texts: int) -> int:
+        """The number of special tokens around so many texts."""
+        return len(self.first) + len(self.last) + (texts - 1) * len(self.between)
 
 
 class Tokenizer:
@@ -184,6 +201,36 @@ class Tokenizer:
         names = [(index, pattern.fullmatch(self.token(index))) for index in sorted(self.specials)]
         return [(index, found) for index, found in names if found is not None]
 
+    @cached_property
+    def frame(self) -> Frame:
+        """How models that read expect a text, by the tokenizer's post-processor; without one, <cls> before and <sep>
+        after each text."""
+        encoding = self._backend.encode("a", "a")
+        owners = encoding.sequence_ids
+        if any(owner is None for owner in owners) and {0, 1} <= set(owners):
+            first, second = owners.index(0), owners.index(1)
+            middle, end = len(owners) - 1 - owners[::-1].index(0) + 1, len(owners) - owners[::-1].index(1)
+            ids = tuple(encoding.ids)
+            return Frame(ids[:first], ids[middle:second], ids[end:], encoding.type_ids[second])
+        cls, sep = ((found,) if (found := self.special(role)) is not None else () for role in ("cls", "sep"))
+        return Frame(cls, sep, sep, 1)
+
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """The tokens of each word of a text. A word that the tokenizer drops is one unknown token, so that every word
+        has at least one."""
+        starts, text = [], ""
+        for word in words:
+            text += " " if text else ""
+            starts.append(len(text))
+            text += word
+        found: list[list[int]] = [[] for _ in words]
+        for token, start, end in self.pieces(text):
+            while start < end - 1 and text[start].isspace():
+                start += 1
+            found[max(0, bisect_right(starts, start) - 1)].append(token)
+        unknown = self.unk if self.unk is not None else self.pad
+        return [tokens or [unknown] for tokens in found]
+
     def pieces(self, text: str) -> list[tuple[int, int, int]]:
         """Each token of a text with its character span: (id, start, end)."""
         encoding = self._backend.encode(text, add_special_tokens=False)
@@ -222,7 +269,7 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
         try:
-            return cls(Backend.from_str(path.read_text(encoding="utf-8")), _special_names(path))
+            return cls(Backend.from_str(path.read_text(encoding="utf-8")), special_names(path))
         except FileNotFoundError:
             raise ValueError(f"there is no {path}") from None
         except Exception as error:  # the library raises bare Exception
@@ -237,7 +284,7 @@ def _names_file(path: Path) -> str:
     return "special_tokens_map.json" if path.name == "tokenizer.json" else f"{path.stem}.special_tokens_map.json"
 
 
-def _special_names(path: Path) -> dict[str, str]:
+def special_names(path: Path) -> dict[str, str]:
     """The names of the special tokens, by role, from Hugging Face's files next to a tokenizer.json."""
     found: dict[str, str] = {}
     for name in ("tokenizer_config.json", _names_file(path)) if path.name == "tokenizer.json" else (_names_file(path),):
@@ -259,6 +306,17 @@ def train_tokenizer(
     """A tokenizer trained on these texts, with at most `vocab` tokens, but at least enough for all bytes. `extra`:
     special tokens that a task needs beyond the four of every tokenizer."""
     special = [*SPECIALS, *(token for token in extra if token not in SPECIALS)]
+    trained = _trained(texts, config, vocab, special)
+    if {"<cls>", "<sep>"} <= set(special):
+        trained._backend.post_processor = processors.TemplateProcessing(
+            single="<cls> $A <sep>",
+            pair="<cls> $A <sep> $B:1 <sep>:1",
+            special_tokens=[(token, special.index(token)) for token in ("<cls>", "<sep>")],
+        )
+    return trained
+
+
+def _trained(texts: Iterable[str], config: TokenizerConfig, vocab: int, special: list[str]) -> Tokenizer:
     backend = Backend(models.BPE())
     if config.normalise != "none":
         backend.normalizer = {"NFC": normalizers.NFC(), "NFKC": normalizers.NFKC()}[config.normalise]

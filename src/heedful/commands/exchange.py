@@ -1,0 +1,160 @@
+"""`heedful import` and `heedful export`: other people's model folders in, ours out."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from heedful.exchange.hugging_face import Opened
+    from heedful.text.tokenizer import Tokenizer
+
+TASKS = {
+    "sequence_classification": "classification",
+    "token_classification": "tagging",
+    "answer_span": "question_answering",
+    "masked_lm": "masked_lm",
+}
+
+
+def import_model(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER_OR_FILE", help="Hugging Face folder, sentence-transformers folder, or GGUF file."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The model folder to write.")],
+) -> None:
+    """Turn a published model into a Heedful model folder, which every other command opens.
+
+    Examples:
+
+      heedful import opus-mt-en-de --out runs/en-de
+
+      heedful import SmolLM2-135M-Instruct.Q4_1.gguf --out runs/smollm2
+    """
+    import yaml
+
+    from heedful.checkpoint import save_weights, state_of
+    from heedful.data.prepare import save_tokenizers
+    from heedful.exchange import published
+    from heedful.files import write_text
+
+    if not published.is_published(source):
+        raise ValueError(f"{source} is not {published.LAYOUTS}")
+    if (out / "config.yaml").exists():
+        raise ValueError(f"{out} already holds a model; choose another --out")
+    opened = published.load(source)
+    recipe = _recipe(opened, source)
+    tokenizers = published.load_tokenizers(source, columns=2 if recipe["task"]["kind"] == "translation" else 1)
+    out.mkdir(parents=True, exist_ok=True)
+    save_weights(out, state_of(opened.model))
+    save_tokenizers(out, tokenizers)
+    if labels := published.labels(source):
+        write_text(out / "labels.json", json.dumps(labels, indent=2, ensure_ascii=False))
+    write_text(out / "README.md", f"# A {recipe['task']['kind']} model\n\nImported from {source.name}.\n")
+    write_text(out / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
+    count = sum(parameter.numel() for parameter in opened.model.parameters())
+    print(f"{out}: {recipe['task']['kind']}, {count:,} parameters, vocabulary {tokenizers[-1].vocab:,}")
+    if note := published.remark(source):
+        print(note)
+
+
+def _recipe(opened: "Opened", source: Path) -> dict[str, Any]:
+    """The resolved recipe of a published model: its architecture, and the task that its heads are for."""
+    from heedful.config import kinds
+    from heedful.exchange import sentence_transformers
+    from heedful.model.architecture import LanguageModel, SequenceToSequence
+    from heedful.training.recipe import parse_recipe
+
+    limit = min([256, *opened.model.config.limits().values()])
+    data: dict[str, Any] = {"max_length": limit}
+    if isinstance(opened.model, LanguageModel):
+        task: dict[str, Any] = {"kind": "causal_lm", "context": limit}
+    elif isinstance(opened.model, SequenceToSequence):
+        task, data = {"kind": "translation"}, {"max_length": limit - 1}
+    elif sentence_transformers.has_pooling(source):
+        pooling = sentence_transformers.read(source)
+        task = {"kind": "embed", "pooling": pooling.kind, "normalise": pooling.normalise}
+        data = {"max_length": pooling.max_length}
+    else:
+        heads = [head.kind for head in getattr(opened.model.config, "heads", ())]
+        found = next((name for head, name in TASKS.items() if head in heads), None)
+        if found is None:
+            raise ValueError(
+                f"{source} has no head that says what it is for; train one: heedful train DATA --start-from {source}"
+            )
+        task = {"kind": found}
+    if task["kind"] not in kinds("tasks"):
+        raise ValueError(f"{source} is a model for {task['kind']}, a task that this version does not have")
+    made = parse_recipe({"task": task, "data": data, "model": opened.model.config.model_dump()})
+    return made.model_dump(mode="json")
+
+
+def export_model(
+    folder: Annotated[Path, typer.Argument(metavar="MODEL", help="A Heedful model folder.")],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    to: Annotated[
+        Literal["hugging_face", "sentence_transformers"],
+        typer.Option(help="The layout: that of transformers, or of sentence-transformers (sentence vectors)."),
+    ] = "hugging_face",
+) -> None:
+    """Write a model folder in another tool's layout, with its tokenizer and the names of its labels.
+
+    Examples:
+
+      heedful export runs/tickets --out tickets-hf
+
+      heedful export runs/vectors --to sentence_transformers --out vectors-st
+    """
+    from heedful.checkpoint import load_model, read_config
+    from heedful.data.prepare import load_tokenizers
+    from heedful.exchange import hugging_face, sentence_transformers
+
+    recipe, model = read_config(folder), load_model(folder)
+    task = recipe.get("task") or {"kind": "translation"}
+    kind = task["kind"] if isinstance(task, dict) else task
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty; choose another --out")
+    if to == "sentence_transformers" and kind != "embed":
+        raise ValueError(f"{folder} is a model for {kind}; only models for embed have sentence-transformers' layout")
+    tokenizers = load_tokenizers(folder, columns=2 if kind == "translation" else 1)
+    family = hugging_face.family_for(model)
+    length = (recipe.get("data") or {}).get("max_length", 256)
+    hugging_face.save(model, out, family, details={**_details(tokenizers[-1], kind), **_labels(folder, kind)})
+    types = bool(getattr(model.config, "token_types", 0))
+    hugging_face.save_tokenizer(tokenizers[0], out, length=model.limit or length, types=types)
+    if tokenizers[0] is not tokenizers[-1]:
+        hugging_face.save_tokenizer(tokenizers[-1], out / "target_tokenizer", length=model.limit or length, types=types)
+        print(f"the target has a tokenizer of its own: {out / 'target_tokenizer'}")
+    if to == "sentence_transformers":
+        pooling = sentence_transformers.Pooling(task["pooling"], task["normalise"], length)
+        sentence_transformers.write(out, pooling, width=model.config.width)
+    print(f"{out}: a {family} folder")
+
+
+def _details(tokenizer: "Tokenizer", kind: str) -> dict[str, Any]:
+    """The ids of special tokens, as config.json states them."""
+    found = {f"{role}_token_id": tokenizer.special(role) for role in ("bos", "eos", "pad")}
+    if kind == "translation":
+        found["decoder_start_token_id"] = tokenizer.start
+    return {name: index for name, index in found.items() if index is not None}
+
+
+def _labels(folder: Path, kind: str) -> dict[str, Any]:
+    """The names of the classes, and what kind of problem it is."""
+    try:
+        data = json.loads((folder / "labels.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        data = []
+    except ValueError as error:
+        raise ValueError(f"{folder / 'labels.json'} is not JSON: {error}") from None
+    names = next(iter(data.values()), []) if isinstance(data, dict) else data
+    found: dict[str, Any] = {}
+    if names:
+        found["id2label"] = {str(index): name for index, name in enumerate(names)}
+        found["label2id"] = {name: index for index, name in enumerate(names)}
+    problems = {"classification": "single_label_classification", "regression": "regression"}
+    return {**found, **({"problem_type": problems[kind]} if kind in problems else {})}
