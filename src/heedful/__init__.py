@@ -98,8 +98,8 @@ def train(
     import json
     from pathlib import Path
 
-    from heedful.data.inputs import Inputs
     from heedful.data.prepare import default_cache
+    from heedful.training.files import arranged
     from heedful.training.recipe import read_recipe
     from heedful.training.run import train as run
 
@@ -107,11 +107,11 @@ def train(
     words += [f"{key}={json.dumps(value)}" for key, value in (changes or {}).items()]
     chosen = read_recipe(recipe, words)
     files = [data] if isinstance(data, str | Path) else list(data)
-    inputs = Inputs(
-        train=tuple(map(Path, files)),
-        valid=tuple(map(Path, valid)),
-        test=tuple(map(Path, test)),
-        columns=chosen.task.columns,
+    chosen, inputs = arranged(
+        chosen,
+        [Path(file) for file in files],
+        valid=[Path(file) for file in valid],
+        test=[Path(file) for file in test],
     )
     result = run(chosen, inputs, Path(out), cache=default_cache(), budget=budget)
     if not result.finished:

@@ -16,11 +16,12 @@ HELD = 4_000_000  # logits per chunk: few enough for the CPU cache, enough for f
 
 @dataclass(frozen=True)
 class Term:
-    """`total` is the sum over `count` items: tokens, sentences, pairs. `weight`: its weight in the loss. `plain`: for a
+    """`total` is the sum over `count` items: tokens, sentences, pairs; or over their weights, if they have
+    any. `weight`: its weight in the loss. `plain`: for a
     smoothed loss, the sum of -log p(target) without smoothing, comparable to the validation loss."""
 
     total: Tensor
-    count: int
+    count: float
     weight: float = 1.0
     plain: Tensor | None = None
 

@@ -95,3 +95,11 @@ def test_chinese_without_a_language_key_does_not_score_zero():
     assert found.value == pytest.approx(BLEU(tokenize="zh").corpus_score(texts, [references]).score)
     with pytest.raises(ValueError, match="BLEU has no tokenizer 'klingon'; known: 13a, zh"):
         score(texts, [references], tokenize="klingon")
+
+
+def test_equal_scores_never_look_significant():
+    references = ["3", "7", "1", "9"] * 10
+    found = compare({"one": ["7"] * 40, "other": ["9"] * 40}, [references], samples=100)
+    bleu = [result for result in found if result.metric == "BLEU"]
+    assert [result.score for result in bleu] == [0.0, 0.0]
+    assert [result.p_value for result in bleu] == [None, 1.0]

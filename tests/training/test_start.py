@@ -57,7 +57,7 @@ def test_another_preset_and_a_folder_that_is_none_are_refused(place, base):
     with pytest.raises(ValueError, match="start_from: there is no folder"):
         read_recipe("tiny", ["start_from=/nowhere/at/all"])
     (place / "empty").mkdir(exist_ok=True)
-    with pytest.raises(ValueError, match="holds neither a Heedful model .config.yaml. nor a Hugging Face model"):
+    with pytest.raises(ValueError, match="is neither a Heedful folder .config.yaml. nor a Hugging Face folder"):
         read_recipe("tiny", [f"start_from={place / 'empty'}"])
 
 

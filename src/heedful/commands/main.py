@@ -15,6 +15,7 @@ from heedful.commands.corpus import corpus
 from heedful.commands.data import data
 from heedful.commands.doctor import doctor
 from heedful.commands.evaluate import evaluate, score
+from heedful.commands.exchange import export_model, import_model
 from heedful.commands.generate import generate
 from heedful.commands.params import params
 from heedful.commands.plot import plot
@@ -40,6 +41,8 @@ app.command()(evaluate)
 app.command()(score)
 app.command()(compare)
 app.command()(generate)
+app.command("import")(import_model)
+app.command("export")(export_model)
 app.add_typer(corpus)
 app.add_typer(data)
 app.command()(serve)

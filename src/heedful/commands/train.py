@@ -27,10 +27,19 @@ def train(
     recipe: Annotated[str, typer.Option(help="A named recipe (`heedful recipes` lists them) or a YAML file.")] = "tiny",
     valid: Annotated[list[Path] | None, typer.Option(help="Validation pairs. Default: hold some out.")] = None,
     test: Annotated[list[Path] | None, typer.Option(help="Test pairs, not used for training.")] = None,
-    fields: Annotated[str, typer.Option(help="JSONL field names of the columns, such as en,zh.")] = "",
+    fields: Annotated[
+        str,
+        typer.Option(
+            help="Names of the files' columns: the table's own, or the JSONL keys, in the order that the task reads "
+            "(en,zh); or the task's names in the order of the table (label,text)."
+        ),
+    ] = "",
     start_from: Annotated[
         str,
-        typer.Option(help="Heedful or Hugging Face model folder whose model, tokenizer and weights to start from."),
+        typer.Option(
+            help="Model whose tokenizer and weights to start from: a Heedful, Hugging Face or "
+            "sentence-transformers folder, or a GGUF file."
+        ),
     ] = "",
     budget: Annotated[
         str, typer.Option(help="20m, 1h30m, 5000steps, 3epochs, 10Mtokens: plans vocabulary, model, batch and steps.")
@@ -73,8 +82,8 @@ def train(
 
       torchrun --nproc-per-node 2 -m heedful train pairs.tsv --out runs/my-model
     """
-    from heedful.data.inputs import Inputs
     from heedful.data.prepare import default_cache
+    from heedful.training.files import arranged
     from heedful.training.parallel import exit_now
     from heedful.training.recipe import read_recipe
     from heedful.training.run import train as run
@@ -84,12 +93,13 @@ def train(
     if not names:
         raise ValueError("no file to train on; give a TSV, JSONL or text file, or two parallel files")
     chosen = read_recipe(recipe, [f"start_from={start_from}", *changes] if start_from else changes)
-    inputs = Inputs(
-        train=tuple(_from_stdin(out) if name == "-" else Path(name) for name in names),
-        valid=tuple(valid or ()),
-        test=tuple(test or ()),
-        columns=chosen.task.columns,
-        fields=tuple(name.strip() for name in fields.split(",") if name.strip()),
+    chosen, inputs = arranged(
+        chosen,
+        [_from_stdin(out) if name == "-" else Path(name) for name in names],
+        valid=valid or (),
+        test=test or (),
+        fields=[name.strip() for name in fields.split(",") if name.strip()],
+        say=lambda message: print(f"heedful: {message}", file=sys.stderr),
     )
     result = run(chosen, inputs, out, cache=cache or default_cache(), budget=budget, keep_model=keep_model, show=_show)
     if result.finished and result.numbers:

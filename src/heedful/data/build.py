@@ -4,14 +4,14 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from heedful.data.check import Report
-from heedful.data.columns import Column, is_document
+from heedful.data.columns import is_document
 from heedful.data.corpus import Fault, Line, near
 from heedful.data.inputs import SPLITS, DataConfig, Inputs
 from heedful.data.store import StoreWriter
@@ -19,6 +19,7 @@ from heedful.files import sync_folder, write_text
 from heedful.text.tokenizer import Tokenizer
 
 CHUNK = 8192
+PAIRS, LABELLED = 50, 10  # of so many rows one is held out for each split; of labelled ones, which are fewer, more
 T = TypeVar("T")
 
 
@@ -40,6 +41,7 @@ def build(
         facts["files"] = {
             split: dict(zip((file.name for file in getattr(inputs, split)), digests, strict=True))
             for split, digests in content.items()
+            if split in SPLITS
         }
         write_text(temporary / "facts.json", json.dumps(facts, indent=2, ensure_ascii=False))
         if not (folder / "facts.json").exists():  # otherwise another process was faster
@@ -98,16 +100,19 @@ class Builder:
     def _add(self, split: str, lines: list[Line]) -> None:
         if not lines:
             return
-        known = [line for line in lines if self._has_known_labels(line)]
+        known = [line for line in lines if self._has_known_labels(line, split)]
         self.unknown_labels += len(lines) - len(known)
         lines = known
         columns = self._encoded(lines)
         if self.texts and not is_document(self.inputs.columns):
-            limit = None if split == "test" else self.data.max_length
+            limit = None if split == "test" or self.inputs.strict else self.data.max_length
             keep = [
                 all(row and (limit is None or len(row) <= limit) for row in rows)
                 for rows in zip(*(columns[place] for place in self.texts), strict=True)
             ]
+            if self.inputs.strict and not all(keep):
+                line = lines[keep.index(False)]
+                raise ValueError(f"{line.file}:{line.number}: a text without any token; correct or remove the line")
             self.too_long += len(keep) - sum(keep)
             lines = [line for line, kept in zip(lines, keep, strict=True) if kept]
             columns = [[row for row, kept in zip(rows, keep, strict=True) if kept] for rows in columns]
@@ -130,32 +135,38 @@ class Builder:
             cells = [line.texts[place] for line in lines]
             if column.is_text:
                 found.append(next(tokenizers).encode(cells))
-            elif column.kind == "raw":
+            elif column.kind in ("raw", "number"):
                 found.append([list(cell.encode()) for cell in cells])
             else:
                 number = self.numbers[column.name]
-                found.append([[number[label] for label in _labels(cell, column)] for cell in cells])
+                found.append([[number[label] for label in column.labels(cell)] for cell in cells])
         return found
 
-    def _has_known_labels(self, line: Line) -> bool:
+    def _has_known_labels(self, line: Line, split: str) -> bool:
         """Whether all labels of a row occur in the training files; rows of other files may have new ones."""
-        return all(
-            label in self.numbers[column.name]
-            for cell, column in zip(line.texts, self.inputs.columns, strict=True)
-            if column.kind in ("label", "tags")
-            for label in _labels(cell, column)
-        )
+        for cell, column in zip(line.texts, self.inputs.columns, strict=True):
+            if column.is_labelled:
+                for label in column.labels(cell):
+                    if label not in self.numbers[column.name]:
+                        if self.inputs.strict:
+                            raise unknown_label(line, column.name, label, self.labels[column.name])
+                        return False
+        return True
 
 
-def _labels(cell: str, column: Column) -> list[str]:
-    return [cell] if column.kind == "label" else cell.split()
+def unknown_label(line: Line, column: str, label: str, known: Sequence[str]) -> ValueError:
+    shown = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
+    return ValueError(
+        f"{line.file}:{line.number}: {column} {label!r} does not occur in the training data, which has {shown}; "
+        "correct the line, or add examples of it for training"
+    )
 
 
 class Split:
     """Assigns each line to a split by its content alone: order and repetition do not matter."""
 
     def __init__(self, inputs: Inputs, data: DataConfig, usable: int, characters: int) -> None:
-        wanted = data.held_out or min(1000, max(1, usable // 50))
+        wanted = data.held_out or min(1000, max(1, usable // (LABELLED if inputs.strict else PAIRS)))
         self.missing = [split for split in SPLITS[1:] if not getattr(inputs, split)]
         self.rows = not is_document(inputs.columns)
         self.texts = [place for place, column in enumerate(inputs.columns) if column.is_text][:1]

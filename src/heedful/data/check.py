@@ -93,7 +93,7 @@ def check(
 ) -> Report:
     """Check a corpus; `others` are the lines of validation and test files, which should not occur in it."""
     texts = [place for place, column in enumerate(columns) if column.is_text]
-    labels = [(place, column) for place, column in enumerate(columns) if column.kind in ("label", "tags")]
+    labels = [(place, column) for place, column in enumerate(columns) if column.is_labelled]
     report = Report(
         sides=[Side() for _ in texts],
         names=[columns[place].name for place in texts],
@@ -119,8 +119,7 @@ def check(
         for side, place in zip(report.sides, texts, strict=True):
             side.add(line.texts[place])
         for place, column in labels:
-            found = [line.texts[place]] if column.kind == "label" else line.texts[place].split()
-            report.labels[column.name].update(found)
+            report.labels[column.name].update(column.labels(line.texts[place]))
             if len(report.labels[column.name]) > MOST_LABELS:
                 raise ValueError(
                     f"column {place + 1} ({column.name}) has more than {MOST_LABELS:,} different labels; is it text?"

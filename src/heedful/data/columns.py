@@ -4,26 +4,44 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["text", "document", "label", "tags", "raw"]
+Kind = Literal["text", "document", "label", "labels", "tags", "number", "raw"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A TSV column, or the JSONL field of that name.
+    """A column of a table, or the JSONL field of that name. `also`: other names that people give it.
 
     text       tokenised
     document   plain text files, tokenised: documents separated by blank lines; must be the only column
     label      one of a few names; a row stores the number of its label
+    labels     any number of names, separated by commas, or a list in JSONL; may be empty
     tags       a label for each word of the first text, separated by spaces
-    raw        kept as bytes: a number, a span, the path of an image or a sound, which the task itself reads
+    number     a finite number, kept as its text
+    raw        kept as bytes: a span, the path of an image or a sound, which the task itself reads
     """
 
     name: str
     kind: Kind = "text"
+    also: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.also)
 
     @property
     def is_text(self) -> bool:
         return self.kind in ("text", "document")
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether its cells hold labels, which the training files define."""
+        return self.kind in ("label", "labels", "tags")
+
+    def labels(self, cell: str) -> list[str]:
+        """The labels in a cell."""
+        if self.kind == "labels":
+            return list(dict.fromkeys(name for name in map(str.strip, cell.split(",")) if name))
+        return [cell] if self.kind == "label" else cell.split()
 
 
 Columns = tuple[Column, ...]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from heedful.data.columns import PAIR, Column, is_document, is_pair, names_of
+from heedful.data.layout import Layout, is_number, layout
 
 Format = Literal["tsv", "jsonl", "parallel", "text"]
 LONG_DOCUMENT = 1 << 16  # characters; a text without blank lines is split at a line break after this many
@@ -27,11 +28,6 @@ MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"), (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
 )  # fmt: skip
-HEADERS = {
-    "source", "target", "src", "tgt", "trg", "input", "output", "text", "label", "labels", "class", "sentence",
-    "sentence1", "sentence2", "reference", "translation", "english", "german", "french", "spanish", "chinese", "en",
-    "de", "fr", "es", "zh", "it", "pt", "ru", "ja", "id", "tag", "tags",
-}  # fmt: skip
 QUOTED_LINES = 50  # lines of a TSV that are examined to tell whether its cells are quoted
 PAIR_KEYS = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"), ("en", "de"))
 
@@ -57,7 +53,7 @@ class Fault:
 
 def read_rows(files: Sequence[Path], columns: Sequence[Column], fields: Sequence[str] = ()) -> Iterator[Line | Fault]:
     """All rows of these files, in order. Files of pairs that are neither tables nor JSONL are read in parallel, two by
-    two. `fields`: the JSONL field names of the columns, if they differ from the column names."""
+    two. `fields`: the names of the columns in the files: see `layout`."""
     if is_document(columns):
         yield from read_texts(files)
         return
@@ -70,11 +66,43 @@ def read_rows(files: Sequence[Path], columns: Sequence[Column], fields: Sequence
         if kind == "jsonl":
             for number, line in _lines(file):
                 yield line if isinstance(line, Fault) else _from_jsonl(file.name, number, line, columns, fields)
-        elif kind == "csv" or _is_quoted(file):
-            yield from _read_quoted(file, columns, "," if kind == "csv" else "\t")
-        else:
-            for number, line in _lines(file):
-                yield line if isinstance(line, Fault) else _from_tsv(file.name, number, line, columns)
+            continue
+        places: Layout | None = None
+        for number, cells in _read_table(file):
+            if isinstance(cells, Fault):
+                yield cells
+                continue
+            if places is None:
+                places = layout(cells, columns, fields)
+                if places.has_header:
+                    yield Fault(file.name, number, "header row")
+                    continue
+            yield _from_cells(file.name, number, cells, columns, places)
+
+
+def table_start(file: Path, rows: int) -> list[list[str]]:
+    """The cells of a table's first rows; none if it is no table."""
+    if _format_of(file) not in ("tsv", "csv"):
+        return []
+    found = (cells for _, cells in _read_table(file) if not isinstance(cells, Fault))
+    return [cells for cells in islice(found, rows) if any(cell.strip() for cell in cells)]
+
+
+def jsonl_start(file: Path) -> set[str]:
+    """The keys of a JSONL file's first object; none if it is no JSONL."""
+    if _format_of(file) != "jsonl":
+        return set()
+    return next((set(_object(line) or ()) for _, line in _lines(file) if isinstance(line, str) and line.strip()), set())
+
+
+def _read_table(file: Path) -> Iterator[tuple[int, list[str] | Fault]]:
+    """The cells of each row of a TSV or CSV file, numbered by the line that it starts in."""
+    kind = _format_of(file)
+    if kind == "csv" or _is_quoted(file):
+        yield from _read_quoted(file, "," if kind == "csv" else "\t")
+        return
+    for number, line in _lines(file):
+        yield number, line if isinstance(line, Fault) else line.split("\t")
 
 
 def read_pairs(files: Sequence[Path]) -> Iterator[Line | Fault]:
@@ -151,7 +179,7 @@ def _is_quoted(file: Path) -> bool:
     return bool(first) and all(quoted.search(line) for line in first)
 
 
-def _read_quoted(file: Path, columns: Sequence[Column], delimiter: str) -> Iterator[Line | Fault]:
+def _read_quoted(file: Path, delimiter: str) -> Iterator[tuple[int, list[str] | Fault]]:
     """A table with quoted cells, which may contain delimiters, quotes and line breaks."""
     faults: list[Fault] = []
 
@@ -170,13 +198,13 @@ def _read_quoted(file: Path, columns: Sequence[Column], delimiter: str) -> Itera
         except StopIteration:
             break
         except csv.Error as error:
-            yield Fault(file.name, number, f"not CSV: {error}")
+            yield number, Fault(file.name, number, f"not CSV: {error}")
             continue
-        yield from faults
+        yield from ((fault.number, fault) for fault in faults)
         faults.clear()
-        yield _from_cells(file.name, number, [" ".join(cell.splitlines()) for cell in cells], columns)
+        yield number, [" ".join(cell.splitlines()) for cell in cells]
         number = reader.line_num + 1
-    yield from faults
+    yield from ((fault.number, fault) for fault in faults)
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str | Fault]]:
@@ -220,24 +248,22 @@ def _row(file: str, number: int, cells: Sequence[str], columns: Sequence[Column]
     cells = tuple(cell if column.kind == "raw" else cell.strip() for cell, column in zip(cells, columns, strict=True))
     words = next((len(cell.split()) for cell, column in zip(cells, columns, strict=True) if column.is_text), 0)
     for cell, column in zip(cells, columns, strict=True):
-        if not cell and column.kind != "raw":
+        if not cell and column.kind not in ("raw", "labels"):
             return Fault(file, number, "empty side" if is_pair(columns) else f"empty {column.name}")
+        if column.kind == "number" and not is_number(cell):
+            return Fault(file, number, f"{column.name} {cell[:40]!r} is not a number")
         if column.kind == "tags" and len(cell.split()) != words:
             return Fault(file, number, f"{column.name}: not one for each word")
     return Line(file, number, cells)
 
 
-def _from_tsv(file: str, number: int, line: str, columns: Sequence[Column]) -> Line | Fault:
-    return _from_cells(file, number, line.split("\t"), columns)
-
-
-def _from_cells(file: str, number: int, cells: list[str], columns: Sequence[Column]) -> Line | Fault:
-    if len(cells) < len(columns):
+def _from_cells(
+    file: str, number: int, cells: Sequence[str], columns: Sequence[Column], places: Layout
+) -> Line | Fault:
+    if len(cells) <= places.last:
         reason = "only one column" if len(cells) < 2 else f"only {len(cells)} columns"
         return Fault(file, number, reason if any(cell.strip() for cell in cells) else "empty line")
-    if number == 1 and all(cell.strip().casefold() in HEADERS for cell in cells[: len(columns)]):
-        return Fault(file, number, "header row")
-    found = _row(file, number, cells[: len(columns)], columns)
+    found = _row(file, number, [cells[place] for place in places.places], columns)
     if isinstance(found, Line) and len(cells) > len(columns):
         return replace(found, more=len(cells))
     return found
@@ -250,9 +276,11 @@ def _from_jsonl(file: str, number: int, line: str, columns: Sequence[Column], fi
     if is_pair(columns) and isinstance(data.get("translation"), dict):
         data = dict(zip((column.name for column in columns), data["translation"].values(), strict=False))
     names = [column.name for column in columns]
+    if set(names) <= set(fields):  # the order of a table's columns, which says nothing here
+        fields = names
     known = (tuple(fields),) if fields else (tuple(names), *(PAIR_KEYS if is_pair(columns) else ()))
     for keys in known:
-        cells = [_cell(data.get(key), column) for key, column in zip(keys, columns, strict=True)]
+        cells = [_cell(data.get(_key(data, key, column)), column) for key, column in zip(keys, columns, strict=True)]
         if all(cell is not None for cell in cells):
             return _row(file, number, [cell for cell in cells if cell is not None], columns)
     wanted = " and ".join(fields or names)
@@ -261,10 +289,18 @@ def _from_jsonl(file: str, number: int, line: str, columns: Sequence[Column], fi
     return Fault(file, number, f"no {wanted}{found}")
 
 
+def _key(data: dict[str, Any], key: str, column: Column) -> str:
+    """The key of a column: as it is named, or any of the names people give it."""
+    return key if key in data else next((name for name in column.also if name in data), key)
+
+
 def _cell(value: Any, column: Column) -> str | None:
-    """A JSON value as a cell: a list of tags is joined by spaces, a number or list in a raw column is kept as JSON."""
+    """A JSON value as a cell: a list of tags is joined by spaces, one of labels by commas, a number or list in a raw
+    column is kept as JSON."""
     if isinstance(value, str):
         return value
+    if column.kind == "labels" and isinstance(value, list):
+        return ",".join(map(str, value))
     if column.kind == "tags" and isinstance(value, list):
         return " ".join(map(str, value))
     if value is None or column.is_text:

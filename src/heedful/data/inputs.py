@@ -1,6 +1,6 @@
 """The user's files: their formats and columns, and a check of their content."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,30 +17,35 @@ SPLITS = ("train", "valid", "test")
 
 class DataConfig(Config):
     """`max_length`: pairs with more tokens on a side are skipped and counted. `held_out`: the number of pairs held out
-    for validation, and as many for testing, if there is no --valid; 0 = about one in fifty, at most 1,000. A source
-    sentence never occurs in two splits. Of plain text, the last tenth is held out. Languages are codes such as `en`,
-    for users of the model and for BLEU's tokenizer.
+    for validation, and as many for testing, if there is no --valid; 0 = about one in fifty (of labelled rows one in
+    ten), at most 1,000. A source sentence never occurs in two splits. Of plain text, the last tenth is held out.
+    Languages are codes such as `en`, for users of the model and for BLEU's tokenizer. `fields`: the names of the files'
+    columns, as --fields gives them.
     """
 
     max_length: Size = 256
     held_out: int = Field(0, ge=0)
     source_language: str = ""
     target_language: str = ""
+    fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The user's files and their columns."""
+    """The user's files and their columns. `strict`: a line that cannot be used is an error, where otherwise it is
+    skipped and counted."""
 
     train: tuple[Path, ...]
     valid: tuple[Path, ...] = ()
     test: tuple[Path, ...] = ()
     columns: Columns = PAIR
-    fields: tuple[str, ...] = ()  # JSONL field names of the columns
+    fields: tuple[str, ...] = ()  # the names of the columns in the files: see `layout`
+    strict: bool = False
 
     def __post_init__(self) -> None:
-        if self.fields and len(self.fields) != len(self.columns):
-            names = ",".join(column.name for column in self.columns)
+        ours = [column.name for column in self.columns]
+        if self.fields and len(self.fields) != len(ours) and not set(ours) <= set(self.fields):
+            names = ",".join(ours)
             raise ValueError(f"--fields names {len(self.fields)} fields, but there are {len(self.columns)}: {names}")
         for file in (*self.train, *self.valid, *self.test):
             if not file.is_file():
@@ -51,11 +56,20 @@ class Inputs:
 
     def read(self, split: str) -> Iterator[Line | Fault]:
         files: tuple[Path, ...] = getattr(self, split)
-        return read_rows(files, self.columns, self.fields)
+        lines = read_rows(files, self.columns, self.fields)
+        return refuse_faults(lines) if self.strict else lines
 
     def digests(self, cache: Path) -> dict[str, list[str]]:
         """Content digests of the files of each split: names and timestamps do not matter."""
         return {split: [known_digest(file, cache) for file in getattr(self, split)] for split in SPLITS}
+
+
+def refuse_faults(lines: Iterable[Line | Fault]) -> Iterator[Line | Fault]:
+    """The same lines, but one that cannot be used is an error."""
+    for line in lines:
+        if isinstance(line, Fault) and line.reason not in ("header row", "empty line"):
+            raise ValueError(f"{line.file}:{line.number}: {line.reason}; correct or remove the line")
+        yield line
 
 
 def look_over(inputs: Inputs) -> Report:

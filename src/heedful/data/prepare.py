@@ -21,7 +21,7 @@ from heedful.data.store import Store
 from heedful.text.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
 
 TOKENIZER_LINES = 500_000  # more lines hardly improve a tokenizer
-FORMAT = "3"
+FORMAT = "5"
 Notify = Callable[[str], None]
 
 
@@ -35,7 +35,7 @@ class Prepared:
     columns: Columns = PAIR
 
     def store(self, split: str) -> Store:
-        counted = [place for place, column in enumerate(self.columns) if column.kind != "raw"]
+        counted = [place for place, column in enumerate(self.columns) if column.kind not in ("raw", "number")]
         return Store(
             self.folder, split, columns=len(self.columns), vocab=largest(self.tokenizers), counted=tuple(counted)
         )
@@ -93,7 +93,7 @@ def prepare(
         tokenizers = _train_tokenizers(inputs, data, config, report, words, specials)
         _keep_tokenizers(cache / "tokenizers" / tokenizers_key, tokenizers)
     digests = [tokenizer.digest() for tokenizer in tokenizers]
-    key = _key(content, columns, digests, data.max_length, data.held_out)
+    key = _key(content, columns, digests, data.max_length, data.held_out, inputs.strict)
     folder = cache / key
     if not (folder / "facts.json").exists():
         notify("tokenising the corpus")

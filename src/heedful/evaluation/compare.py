@@ -37,12 +37,17 @@ def compare(
     metrics = {"BLEU": BLEU(tokenize=tokenizer, references=references), "chrF2": CHRF(references=references)}
     named: list[tuple[str, Sequence[str]]] = [(name, list(texts)) for name, texts in systems.items()]
     _, scores = PairedTest(named, metrics, references=None, test_type="bs", n_samples=samples)()
-    return [
-        Comparison(name, metric, result.score, float(result.mean or 0), float(result.ci or 0), result.p_value)
-        for metric in metrics
-        for name, result in zip(systems, scores[metric], strict=True)
-        if isinstance(result, Result)
-    ]
+    found = []
+    for metric in metrics:
+        results = [result for result in scores[metric] if isinstance(result, Result)]
+        for name, result in zip(systems, results, strict=True):
+            # Equal scores differ by nothing in every sample, which sacrebleu takes for a difference never reached.
+            equal = result.p_value is not None and math.isclose(result.score, results[0].score, abs_tol=1e-9)
+            p_value = 1.0 if equal else result.p_value
+            found.append(
+                Comparison(name, metric, result.score, float(result.mean or 0), float(result.ci or 0), p_value)
+            )
+    return found
 
 
 def permutation_p_value(first: Sequence[float], second: Sequence[float]) -> float:

@@ -2,7 +2,7 @@
 the name in a recipe.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -33,19 +33,22 @@ class Scores:
 @dataclass(frozen=True)
 class Settings:
     """What a task gets from the recipe besides its own keys. `language`: the code of the target language; `cost`: of a
-    token in a text of so many, for batches of about equal cost."""
+    token in a text of so many, for batches of about equal cost; `max_length`: the tokens of a window that a model reads
+    at once."""
 
     label_smoothing: float = 0.0
     bpe_dropout: float = 0.0
     language: str = ""
     cost: Cost = same_for_all
+    max_length: int = 256
 
 
 class Batch(Protocol):
     @property
-    def counts(self) -> Mapping[str, int]:
-        """How many items each term of the loss sums over, known before it is computed; every term is listed, even with
-        0. The first is the main one: speed is measured in it."""
+    def counts(self) -> Mapping[str, float]:
+        """How many items each term of the loss sums over (or the sum of their weights), known before it is computed;
+        every term is listed, even with 0. Speed is measured in the first one, unless the batch has
+        `tokens_read`."""
         ...
 
     def to(self, device: torch.device) -> Self: ...
@@ -114,6 +117,8 @@ class TaskConfig(PartConfig):
     specials     the special tokens it needs beyond <pad>, <s>, </s> and <unk>
     adds_up      whether its loss is a sum over rows. If rows are compared with each other (contrastive losses), a step
                  cannot be split into parts, and a recipe that asks for it is refused
+    labelled     whether rows are examples that people labelled, of which none may be lost: a row that cannot be used is
+                 an error, and texts longer than data.max_length are kept whole, since the task reads them in windows
     sizes        the recipes that `--budget` chooses a model from; none = the recipe's own model
     note         what the model card says about the scores
     """
@@ -123,6 +128,7 @@ class TaskConfig(PartConfig):
     metrics: ClassVar[Mapping[str, Direction]] = {"loss": "lower"}
     specials: ClassVar[tuple[str, ...]] = ()
     adds_up: ClassVar[bool] = True
+    labelled: ClassVar[bool] = False
     sizes: ClassVar[tuple[str, ...]] = ()
     note: ClassVar[str] = ""
 
@@ -130,6 +136,11 @@ class TaskConfig(PartConfig):
     def columns(self) -> Columns:
         """The columns it reads."""
         raise NotImplementedError
+
+    def for_columns(self, width: int, names: Collection[str]) -> "TaskConfig":
+        """The task for files with rows of so many cells (0 = not a table), and these names in the header row or as
+        keys: where the task can read one text or two, the files decide."""
+        return self
 
     @property
     def facts(self) -> frozenset[str]:

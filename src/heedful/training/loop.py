@@ -28,7 +28,7 @@ from heedful.training.parallel import World
 from heedful.training.precision import Precision
 from heedful.training.recipe import Recipe
 from heedful.training.schedule import learning_rate
-from heedful.training.step import StepLoss, freeze, load_trained, recompute_layers
+from heedful.training.step import StepLoss, freeze, load_trained, recompute_layers, tokens_in
 
 EXPLODED = 3.0  # times the loss of a uniform guess, or of the first step if that was higher
 
@@ -204,7 +204,7 @@ class Trainer:
         torch.manual_seed(_mix(self.recipe.seed, progress.step, self.world.rank))
         parts = self._micro_batches(rows)
         mine = len(rows) > self.world.rank
-        counts = {name: int(self.world.total(count if mine else 0)) for name, count in _added(parts).items()}
+        counts = {name: self.world.total(count if mine else 0) for name, count in _added(parts).items()}
         rate = learning_rate(config, progress.step, width=self.recipe.model.width)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -215,18 +215,19 @@ class Trainer:
                 totals, plains, state = self.module(batch.to(self.world.device), self.states.get(number, {}))
                 # Sum over the whole step, divide once. DDP averages over processes: undo that.
                 share = self.world.size if mine else 0
-                loss = sum(total * (share / max(1, counts[name])) for name, total in totals.items())
+                loss = sum(total * (share / (counts[name] or 1)) for name, total in totals.items())
                 self.precision.scaler.scale(loss).backward()
             if mine:  # a row that does not count must not change the state
                 self.states[number] = {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
             for name, total in totals.items():
                 sums[name] += float(total.detach()) if mine else 0.0
             plain += sum(map(float, plains.values())) if mine else 0.0
-        terms = {name: self.world.total(value) / max(1, counts[name]) for name, value in sums.items()}
+        terms = {name: self.world.total(value) / (counts[name] or 1) for name, value in sums.items()}
         loss_per_count = sum(terms.values())
         norm = self._apply(loss_per_count)
         count = next(iter(counts.values()))
-        progress.tokens += count
+        tokens = int(self.world.total(sum(map(tokens_in, parts)) if mine else 0))
+        progress.tokens += tokens
         if progress.step % config.log_every == 0 or progress.step == 1:
             best = f"best {config.metric} {progress.best:.3f}" if progress.best is not None else ""
             # A collective call: all processes make it, including those without rows, whose sum is 0.
@@ -239,7 +240,7 @@ class Trainer:
                 **({f"loss_{name}": value for name, value in terms.items()} if len(terms) > 1 else {}),
                 learning_rate=rate,
                 norm=norm,
-                tokens_per_second=count / (time.monotonic() - began),
+                tokens_per_second=tokens / (time.monotonic() - began),
                 skipped=progress.skipped,
             )
 
@@ -356,9 +357,9 @@ class Trainer:
                 signal.signal(number, handler)
 
 
-def _added(parts: list[Batch]) -> dict[str, int]:
+def _added(parts: list[Batch]) -> dict[str, float]:
     """The count of each term over all micro-batches."""
-    counts: dict[str, int] = {}
+    counts: dict[str, float] = {}
     for batch in parts:
         for name, count in batch.counts.items():
             counts[name] = counts.get(name, 0) + count

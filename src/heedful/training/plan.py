@@ -23,6 +23,7 @@ from heedful.training.journal import Journal
 from heedful.training.loop import Trainer
 from heedful.training.parallel import World
 from heedful.training.recipe import Recipe, merge, parse_recipe, read_recipe
+from heedful.training.step import tokens_in
 
 Say = Callable[[str], None]
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -309,11 +310,11 @@ def _speed(recipe: Recipe, task: Task, world: World, seconds: float = 2.0) -> fl
 
 
 def _tokens_a_step(recipe: Recipe, task: Task) -> float:
-    """Target tokens in an average batch."""
+    """Tokens in an average batch, as speed counts them."""
     assert isinstance(recipe.training.batch_tokens, int)
     counts = []
     for number, rows in enumerate(task.epoch(0, budget=recipe.training.batch_tokens, seed=recipe.seed)):
-        counts.append(next(iter(task.collate(rows).counts.values())))
+        counts.append(tokens_in(task.collate(rows)))
         if number == 50:
             break
     return sum(counts) / len(counts)

@@ -129,12 +129,19 @@ class Recipe(Config):
         data = self.model_dump()
         data["model"] = self.task.fitted(data["model"], prepared)
         if self.start_from:  # a published embedding table may have more rows than its tokenizer has tokens
+            if getattr(self.model, "source_vocab", 0) is None and _same_ids(prepared):
+                data["model"]["source_vocab"] = None  # Marian: a tokenizer for each side, one table
             data["model"] |= {
                 key: max(data["model"][key], old)
                 for key in ("vocab", "source_vocab")
                 if (old := getattr(self.model, key, None)) and data["model"].get(key)
             }
         return parse(Recipe, data)
+
+
+def _same_ids(prepared: Prepared) -> bool:
+    """Whether the tokenizers of both sides number the same tokens, though they find them by different rules."""
+    return len({tuple(sorted(tokenizer.token_ids().items())) for tokenizer in prepared.tokenizers}) == 1
 
 
 def _spaced(name: str) -> str:
@@ -148,7 +155,7 @@ def recipes() -> list[str]:
 
 def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
     """A recipe by name or path, with keys changed: `training.steps=120`. Setting `start_from` replaces the model that
-    the recipe names."""
+    the recipe names, and the keys that it has again under `fine_tuning`."""
     changes = list(changes)
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
@@ -168,8 +175,10 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
             for near, name in zip(beside, parts.listed(data["parts"]), strict=True)
         ]
         data = {**data, "parts": [parts.use(name) for name in found]}
-    if isinstance(data, dict) and any(change.startswith("start_from=") for change in changes):
-        data = {key: value for key, value in data.items() if key != "model"}
+    if isinstance(data, dict):
+        tuning = data.pop("fine_tuning", None) or {}
+        if any(change.startswith("start_from=") for change in changes):
+            data = merge({key: value for key, value in data.items() if key != "model"}, tuning)
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals:

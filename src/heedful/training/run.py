@@ -104,6 +104,7 @@ def _run(
         bpe_dropout=recipe.tokenizer.dropout,
         language=recipe.data.target_language,
         cost=relative_cost(recipe.fitted(prepared).model),
+        max_length=recipe.data.max_length,
     )
     task = recipe.task.build(prepared, settings)
     for note in getattr(task, "notes", ()):
@@ -287,9 +288,10 @@ def _prepare(
 
 
 def _save_test(prepared: Prepared, out: Path) -> None:
-    """Save the held-out test rows for `heedful evaluate MODEL`."""
+    """Save the held-out test rows for `heedful evaluate MODEL`; labelled ones with a header row."""
     if prepared.has("test"):
-        rows = [[" ".join(cell.split()) for cell in row] for row in prepared.texts("test")]
+        rows = [] if all(column.is_text for column in prepared.columns) else [[c.name for c in prepared.columns]]
+        rows += [[" ".join(cell.split()) for cell in row] for row in prepared.texts("test")]
         write_text(out / "test.tsv", "".join("\t".join(row) + "\n" for row in rows))
 
 

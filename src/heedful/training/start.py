@@ -1,6 +1,7 @@
-"""Starting a training from an existing model folder, Heedful's or Hugging Face's."""
+"""Starting a training from an existing model: a Heedful folder, or one that other people published."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,68 +11,110 @@ from torch import Tensor
 from heedful.checkpoint import load_model, read_config
 from heedful.data.digest import file_digest
 from heedful.data.prepare import load_tokenizers
-from heedful.exchange import hugging_face
+from heedful.exchange import hugging_face, published
+from heedful.exchange.gguf import is_gguf
+from heedful.exchange.sentence_transformers import body
 from heedful.model.architecture import Model
 from heedful.text.tokenizer import Tokenizer
 
-
-def is_ours(folder: Path) -> bool:
-    if not folder.is_dir():
-        raise ValueError(f"start_from: there is no folder {folder}")
-    if not (folder / "config.yaml").is_file() and not (folder / "config.json").is_file():
-        raise ValueError(
-            f"start_from: {folder} holds neither a Heedful model (config.yaml) nor a Hugging Face model (config.json)"
-        )
-    return (folder / "config.yaml").is_file()
+POOLER = ".pooler."
 
 
-def model_of(folder: Path) -> dict[str, Any]:
-    """The model keys of a folder."""
-    if is_ours(folder):
-        found: dict[str, Any] = read_config(folder)["model"]
+def is_ours(place: Path) -> bool:
+    if not place.exists():
+        raise ValueError(f"start_from: there is no folder {place}")
+    if (place / "config.yaml").is_file():
+        return True
+    if not published.is_published(place):
+        raise ValueError(f"start_from: {place} is neither a Heedful folder (config.yaml) nor {published.LAYOUTS}")
+    return False
+
+
+def model_of(place: Path) -> dict[str, Any]:
+    """The model keys of a folder or file."""
+    if is_ours(place):
+        found: dict[str, Any] = read_config(place)["model"]
         return found
-    return hugging_face.read_config(folder).model_dump()
+    return published.read_config(place).model_dump()
 
 
-def tokenizers_of(folder: Path, columns: int) -> list[Tokenizer]:
-    if not (folder / "tokenizer.json").is_file():
-        raise ValueError(f"start_from: {folder} has no tokenizer.json; name one with tokenizer.file=PATH")
-    return load_tokenizers(folder, columns=columns)
+def tokenizers_of(place: Path, columns: int) -> list[Tokenizer]:
+    if is_ours(place):
+        return load_tokenizers(place, columns=columns)
+    return published.load_tokenizers(place, columns=columns)
 
 
-def digest_of(folder: Path) -> str:
-    """A digest of the weights of a folder."""
-    files = sorted(folder.glob("*.safetensors"))
+def digest_of(place: Path) -> str:
+    """A digest of the weights of a folder or file."""
+    files = sorted(place.glob("*.safetensors")) if is_ours(place) else published.weight_files(place)
     return " ".join(file_digest(file) for file in files if not file.name.startswith("shortlist"))
 
 
 @torch.no_grad()
-def take_weights(model: Model, folder: Path, say: Callable[[str], None]) -> None:
-    """Load the weights of a folder into a new model. Heads that are missing or do not fit keep their initial weights,
-    which is reported; a body that does not fit is an error."""
-    base = load_model(folder) if is_ours(folder) else hugging_face.load(folder).model
-    theirs = base.state_dict()
+def take_weights(model: Model, place: Path, say: Callable[[str], None]) -> None:
+    """Load the weights of a folder or file into a new model. Heads that are missing or do not fit keep their initial
+    weights, which is reported; a body that does not fit is an error. A pooler is taken from whichever head has one."""
     ours = model.state_dict()
-    new = [name for name, tensor in ours.items() if name not in theirs or theirs[name].shape != tensor.shape]
+    theirs, unread = _weights_of(place, ours, model)
+    shared = _pooler(ours, theirs)
+    found = {name: theirs[shared.get(name, name)] for name in ours if shared.get(name, name) in theirs}
+    new = [name for name, tensor in ours.items() if name not in found or found[name].shape != tensor.shape]
     wrong = [name for name in new if name.split(".")[0] not in model.heads_named]
     if wrong:
-        raise ValueError(f"start_from: {folder} does not fit the model: {_why(wrong[0], ours, theirs)}")
+        raise ValueError(f"start_from: {place} does not fit the model: {_why(wrong[0], ours, theirs)}")
     for name, tensor in ours.items():
         if name not in new:
-            tensor.copy_(theirs[name])
-    said = ["starting from the weights of " + str(folder)]
+            tensor.copy_(found[name])
+    said = ["starting from the weights of " + str(place)]
     if new:
-        said.append("new: " + ", ".join(sorted({_part(name) for name in new})))
-    left = sorted({_part(name) for name in theirs if name not in ours})
-    if left:
-        said.append("not used: " + ", ".join(left))
+        said.append("new: " + ", ".join(_parts(new, ours)))
+    kept = {shared.get(name, name) for name in ours if name not in new}
+    left = [name for name in theirs if name not in kept and name not in new]
+    if left or unread:
+        said.append("not used: " + ", ".join(_parts(left, theirs) + unread))
     say("; ".join(said))
+    if not is_ours(place) and (remark := published.remark(place)):
+        say(remark)
+
+
+def _weights_of(place: Path, wanted: dict[str, Tensor], model: Model) -> tuple[dict[str, Tensor], list[str]]:
+    """The weights under our names, and the names of those that have none here. A published file may contain heads that
+    its config.json does not name, such as BERT's pooler beside the head for masked words: these are found too."""
+    if is_ours(place):
+        return load_model(place).state_dict(), []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*skipped tensors that the model does not use")
+        opened = published.load(place)
+    weights = opened.model.state_dict()
+    if is_gguf(place) or not opened.left_out:
+        return weights, opened.left_out
+    more, used = hugging_face.read_heads(body(place), model.config, set(wanted) - set(weights))
+    return {**weights, **more}, [name for name in opened.left_out if name not in used]
+
+
+def _pooler(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, str]:
+    """{our name: the name of the same weight in another head}, for poolers that their model has in another head."""
+    poolers = [name for name in sorted(theirs, reverse=True) if name.startswith("heads.") and POOLER in name]
+    has = {_inside_pooler(name): name for name in poolers}
+    missing = [name for name in ours if name not in theirs and name.startswith("heads.") and POOLER in name]
+    return {name: has[inside] for name in missing if (inside := _inside_pooler(name)) in has}
+
+
+def _inside_pooler(name: str) -> str:
+    """heads.next_sentence.pooler.dense.weight -> dense.weight"""
+    return name.partition(POOLER)[2]
 
 
 def _why(name: str, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> str:
     if name not in theirs:
         return f"it has no {name}"
     return f"{name} is {[*theirs[name].shape]} there and {[*ours[name].shape]} here"
+
+
+def _parts(names: Collection[str], of: Iterable[str]) -> list[str]:
+    """The parts that these names belong to: a whole head, or what of it is meant."""
+    rest = {_part(name) for name in of if name not in names}
+    return sorted({name.rpartition(".")[0] if _part(name) in rest else _part(name) for name in names})
 
 
 def _part(name: str) -> str:

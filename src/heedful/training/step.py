@@ -33,6 +33,11 @@ class StepLoss(nn.Module):
         return totals, plains, loss.state
 
 
+def tokens_in(batch: Batch) -> int:
+    """How many tokens a batch has, for its speed."""
+    return int(getattr(batch, "tokens_read", 0) or next(iter(batch.counts.values())))
+
+
 def freeze(model: nn.Module, parts: tuple[str, ...]) -> frozenset[str]:
     """Exclude these parts from training; returns the names of their weights."""
     names = [name for name, _ in model.named_parameters()]
