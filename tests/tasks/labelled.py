@@ -15,9 +15,9 @@ from heedful.training.recipe import read_recipe
 GOOD, BAD = ["good", "great", "fine", "lovely"], ["bad", "awful", "poor", "dull"]
 OTHER = ["film", "book", "day", "the", "a", "is", "was", "very", "this", "that"]
 SMALL = {
-    "model.encoder.layers": 1, "model.width": 32, "model.encoder.feedforward.hidden": 64,
+    "model.encoder.layers": 1, "model.width": 64, "model.encoder.dropout": 0.0, "model.encoder.feedforward.hidden": 64,
     "model.encoder.attention.heads": 2, "tokenizer.vocab": 200, "training.steps": 250, "training.batch_tokens": 512,
-    "training.warmup": 5, "training.learning_rate": 0.005, "training.validate_every": 30, "training.save_every": 30,
+    "training.warmup": 5, "training.learning_rate": 0.003, "training.validate_every": 30, "training.save_every": 30,
 }  # fmt: skip
 
 
