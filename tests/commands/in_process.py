@@ -16,3 +16,11 @@ def refused(monkeypatch, capsys, *arguments: object) -> str:
     assert caught.value.code == 2 and not said.out
     assert len(said.err.strip().splitlines()) == 1, said.err
     return said.err
+
+
+def run(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert not caught.value.code
+    return capsys.readouterr().out

@@ -14,18 +14,10 @@ from heedful.inspection.visibility import pictures
 from heedful.training.recipe import read_recipe, recipes
 from heedful.training.run import train
 from heedful.translator import load
-from tests.commands.in_process import refused
+from tests.commands.in_process import refused, run
 from tests.corpora import SMALL, pairs
 
 PNG = b"\x89PNG"
-
-
-def run(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr(sys, "argv", ["heedful", *map(str, arguments)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert not caught.value.code
-    return capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")

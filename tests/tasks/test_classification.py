@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import heedful
+from tests.commands.in_process import refused, run
 from tests.tasks.labelled import SMALL, bert, built, sentences, word_gradients, write
 
 SIZES = [{"width": 22, "hidden": 37, "heads": 2}, {"width": 64, "hidden": 128, "heads": 4}]
@@ -93,11 +94,17 @@ def test_a_long_text_counts_by_the_mean_of_its_windows(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory):
+def folder(tmp_path_factory):
     """Trained with the label first, as many files have it."""
-    folder = tmp_path_factory.mktemp("classifier")
-    file = write(folder / "rows.tsv", [(label, text) for text, label in sentences(400)])
-    return heedful.train(file, out=folder / "run", recipe="classify", changes=SMALL)
+    place = tmp_path_factory.mktemp("classifier")
+    file = write(place / "rows.tsv", [(label, text) for text, label in sentences(400)])
+    heedful.train(file, out=place / "run", recipe="classify", changes=SMALL)
+    return place / "run"
+
+
+@pytest.fixture(scope="module")
+def classifier(folder):
+    return heedful.load(folder)
 
 
 def test_it_learns_which_word_decides(classifier, tmp_path):
@@ -150,3 +157,27 @@ def test_fields_of_jsonl_are_found_by_name(tmp_path):
                             for n, (text, label) in enumerate(sentences(40))), encoding="utf-8")  # fmt: skip
     _, data = built(file, tmp_path / "cache", "classify")
     assert data.labels["label"] == ["neg", "pos"]
+
+
+@pytest.fixture
+def tested(tmp_path):
+    return write(tmp_path / "test.tsv", [(label, text) for text, label in sentences(50, seed=7)])
+
+
+def test_evaluate_prints_figures_and_the_confusion_matrix(folder, classifier, tested, monkeypatch, capsys):
+    found = classifier.evaluate(tested)
+    printed = run(monkeypatch, capsys, "evaluate", folder, tested)
+    assert f"accuracy: {found['accuracy']:.4g}" in printed and "rows: 50" in printed
+    for label, row in zip(found["labels"], found["confusion"], strict=True):
+        assert [label, *map(str, row)] in [line.replace("│", " ").split() for line in printed.splitlines()]
+    assert json.loads(run(monkeypatch, capsys, "evaluate", folder, tested, "--json")) == {
+        "test": "test.tsv", **found
+    }  # fmt: skip
+
+
+def test_the_confusion_matrix_is_drawn(folder, tested, monkeypatch, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "confusion.png"
+    assert run(monkeypatch, capsys, "plot", "confusion", folder, tested, "--out", out).strip() == str(out)
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert "there is no file" in refused(monkeypatch, capsys, "plot", "confusion", folder, "nowhere.tsv")

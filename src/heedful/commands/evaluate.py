@@ -220,7 +220,37 @@ def _show_numbers(use: Any, folders: list[Path], test: Path, as_json: bool) -> N
     if not hasattr(use, "evaluate"):
         raise ValueError(f"the task of {folders[0]} has no evaluation")
     data = {"test": test.name, **use.evaluate(test)}
-    print(json.dumps(data, indent=2) if as_json else "\n".join(f"{name}: {value}" for name, value in data.items()))
+    if as_json:
+        print(json.dumps(data, indent=2, ensure_ascii=False))
+        return
+    for name, value in data.items():
+        if isinstance(value, dict):  # a figure for each label
+            print(f"{name}:")
+            print("\n".join(f"  {label}: {_figure(one)}" for label, one in value.items()))
+        elif name == "confusion":
+            _print_confusion(data["labels"], value)
+        elif not isinstance(value, list):
+            print(f"{name}: {_figure(value)}")
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _print_confusion(labels: list[str], matrix: list[list[int]]) -> None:
+    """Rows are true labels, columns predicted ones; beyond what fits a terminal, `heedful plot confusion` draws it."""
+    if len(labels) > 12:
+        print("confusion: see `heedful plot confusion`")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("true \\ predicted", title="confusion", title_justify="left")
+    for label in labels:
+        table.add_column(label, justify="right")
+    for label, row in zip(labels, matrix, strict=True):
+        table.add_row(label, *map(str, row))
+    Console(markup=False).print(table)
 
 
 def _rows(data: dict[str, Any]) -> list[list[str]]:

@@ -137,6 +137,32 @@ def visibility(
 
 
 @plot.command()
+def confusion(
+    model: Annotated[Path, typer.Argument(help="The folder of a classifier.")],
+    test: Annotated[Path, typer.Argument(help="Labelled rows, as in training.")],
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("confusion.png"),
+    as_json: Json = False,
+) -> None:
+    """Plot the confusion matrix of a classifier: which labels it takes for which.
+
+    Examples:
+
+      heedful plot confusion runs/my-classifier test.tsv --out confusion.png
+    """
+    draw = _plots().draw_confusion
+    import heedful
+
+    use = heedful.load(model)
+    if not test.is_file():
+        raise ValueError(f"there is no file {test}")
+    found = use.evaluate(test) if hasattr(use, "evaluate") else {}
+    if "confusion" not in found:
+        raise ValueError(f"{model} does not choose one label for each text, so there is no confusion matrix")
+    title = f"{test.name}: accuracy {found['accuracy']:.1f} %"
+    _say(draw(found["labels"], found["confusion"], out, title=title), as_json)
+
+
+@plot.command()
 def complexity(
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("complexity.png"),
     longest: Annotated[int, typer.Option(min=256, max=4096, help="Longest text, in tokens.")] = 4096,

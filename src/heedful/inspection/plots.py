@@ -26,6 +26,7 @@ from heedful.training.schedule import learning_rate
 
 LABEL = 12  # maximum characters of a token's label
 MIN_WIDTH, MIN_HEIGHT = 4.5, 3.5  # inches
+NUMBERED = 40  # labels; with more, counts would not fit into the cells of a confusion matrix
 # What the rows (queries) and the columns (keys) of each kind of attention are.
 AXES = {
     "cross": ("target token being predicted (query)", "source token (key)"),
@@ -155,6 +156,29 @@ def draw_attention(
         figure.colorbar(image, ax=grid, label="attention weight", fraction=0.05, pad=0.02, aspect=30)
         if title:
             figure.suptitle(_wrapped(title, characters=int(12 * width)), parse_math=False)
+        return _save(figure, path)
+
+
+def draw_confusion(labels: list[str], matrix: list[list[int]], path: Path, *, title: str = "") -> Path:
+    """How often each label (row) was taken for each label (column). Colours: shares of the row; numbers: counts."""
+    counts = torch.tensor(matrix, dtype=torch.float64)
+    shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
+    side = min(30.0, max(MIN_WIDTH, 0.45 * len(labels) + 2.5))
+    with pyplot.rc_context({"font.family": _fonts(), "font.size": 9}):
+        figure, axes = pyplot.subplots(figsize=(side + 1, side), constrained_layout=True)
+        image = axes.imshow(shares.numpy(), vmin=0, vmax=1, cmap="Blues")
+        names = [_short(label) for label in labels]
+        axes.set_xticks(range(len(labels)), names, rotation=90, parse_math=False)
+        axes.set_yticks(range(len(labels)), names, parse_math=False)
+        if len(labels) <= NUMBERED:
+            for row, column in torch.nonzero(counts).tolist():
+                ink = "white" if shares[row, column] > 0.5 else "black"
+                axes.text(column, row, f"{matrix[row][column]:,}", ha="center", va="center", color=ink)
+        axes.set_xlabel("predicted label")
+        axes.set_ylabel("true label")
+        figure.colorbar(image, ax=axes, label="share of the true label", fraction=0.05, pad=0.02)
+        if title:
+            axes.set_title(_wrapped(title, characters=int(9 * side)), parse_math=False)
         return _save(figure, path)
 
 
