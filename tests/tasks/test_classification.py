@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import heedful
+from heedful.model.cpu import kernels
 from tests.commands.in_process import refused, run
 from tests.tasks.labelled import SMALL, bert, built, sentences, word_gradients, write
 
@@ -181,3 +182,16 @@ def test_the_confusion_matrix_is_drawn(folder, tested, monkeypatch, capsys, tmp_
     assert run(monkeypatch, capsys, "plot", "confusion", folder, tested, "--out", out).strip() == str(out)
     assert out.read_bytes().startswith(b"\x89PNG")
     assert "there is no file" in refused(monkeypatch, capsys, "plot", "confusion", folder, "nowhere.tsv")
+
+
+@pytest.mark.skipif(kernels.native is None, reason="no kernels")
+def test_our_kernels_read_as_the_modules_do(folder, classifier):
+    texts = [(text,) for text, _ in sentences(30, seed=4)]
+    assert classifier.opened.fast.reason is None
+    plain = heedful.load(folder)
+    plain.opened.fast.packed = None  # the modules
+    found, wanted = (one.opened.logits(texts, "sequence_classification") for one in (classifier, plain))
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    rounded = heedful.load(folder, quantize="int8").opened.logits(texts, "sequence_classification")
+    assert not torch.equal(rounded, found)
+    assert (rounded.argmax(1) == found.argmax(1)).float().mean() > 0.9

@@ -19,6 +19,7 @@ from heedful.data.padding import Row
 from heedful.data.prepare import Prepared, load_tokenizers
 from heedful.data.store import Store
 from heedful.model.architecture import Reader
+from heedful.model.cpu.reading import FastReader
 from heedful.model.int8 import quantize_int8
 from heedful.tasks import Settings
 from heedful.tasks._reading import Windows, by_length, read, windows
@@ -51,9 +52,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Opened:
-    """A finished folder: the model and what reads texts for it."""
+    """A finished folder: the model, the same by our kernels where they can do it, and what reads texts for it."""
 
     model: Reader
+    fast: FastReader
     tokenizer: Tokenizer
     columns: Columns
     fields: tuple[str, ...]
@@ -68,8 +70,8 @@ class Opened:
         found: list[Tensor] = [torch.empty(0)] * len(rows)
         for batch in by_length([sum(map(len, row)) for row in rows], budget):
             read_rows = windows([rows[index] for index in batch], self.tokenizer, length=self.length)
-            read_rows = read_rows.to(self.model.device)
-            scores = read_rows.mean(self.model.predict(head, read(self.model, read_rows)))
+            read_rows = read_rows.to(self.fast.device)
+            scores = read_rows.mean(self.fast.predict(head, read(self.fast, read_rows)))
             for index, score in zip(batch, scores.float().cpu(), strict=True):
                 found[index] = score
         return torch.stack(found)
@@ -122,6 +124,7 @@ def opened(folder: Path, columns: Columns, others: Sequence[Path], options: dict
     known = folder / "labels.json"
     return Opened(
         model.eval(),
+        FastReader(model),
         load_tokenizers(folder, columns=texts)[0],
         columns,
         tuple(data.get("fields") or ()),

@@ -13,6 +13,7 @@ from heedful.data import batches
 from heedful.data.padding import Row
 from heedful.data.store import Store
 from heedful.model.architecture import Reader
+from heedful.model.cpu.reading import FastReader
 from heedful.tasks import Processes
 from heedful.text.tokenizer import Frame, Tokenizer
 
@@ -124,10 +125,11 @@ def _padded(rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]], fill:
     return torch.from_numpy(tokens), torch.from_numpy(kinds), torch.from_numpy(valid)
 
 
-def read(model: Reader, texts: Windows) -> Tensor:
+def read(model: Reader | FastReader, texts: Windows) -> Tensor:
     """The states of every token of every window."""
     types = texts.types if getattr(model, "token_types", None) is not None else None
-    return model(texts.tokens, token_types=types, valid=texts.valid)
+    states: Tensor = model(texts.tokens, token_types=types, valid=texts.valid)
+    return states
 
 
 def shares(store: Store, *, budget: int, world: Processes, cost: batches.Cost) -> Iterator[np.ndarray]:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from heedful.model.architecture.encoder_only import EncoderOnly
+from heedful.model.architecture import Reader
 from heedful.model.cpu import door
 from heedful.model.cpu.decoding import Stack
 from heedful.model.cpu.kernels import PANEL
@@ -20,7 +20,7 @@ from heedful.model.int8 import quantize_int8
 Quantize = Literal[False, "int8"]
 
 
-def reader(model: EncoderOnly, quantize: Quantize = False) -> "FastReader":
+def reader(model: Reader, quantize: Quantize = False) -> "FastReader":
     """`int8` rounds the weights of a copy; the model itself is not changed."""
     if quantize not in (False, "int8"):
         raise ValueError(f"quantize is {quantize!r}; choose False or 'int8'")
@@ -38,8 +38,8 @@ class FastReader:
     `reason`: why the model itself does everything, None = it does not. Differs: states of padding are zeros.
     """
 
-    def __init__(self, model: EncoderOnly) -> None:
-        self.model = model
+    def __init__(self, model: Reader) -> None:
+        self.model, self.token_types, self.device = model, getattr(model, "token_types", None), model.device
         plan = _plan(model)
         self.reason = plan if isinstance(plan, Reason) else None
         self.packed = _Packed(plan) if isinstance(plan, ReaderPlan) else None
@@ -60,7 +60,7 @@ class FastReader:
             return self.model.predict(head, states)
 
 
-def _plan(model: EncoderOnly) -> ReaderPlan | Reason:
+def _plan(model: Reader) -> ReaderPlan | Reason:
     missing = door.no_kernels()
     if missing is not None:
         return missing
