@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import heedful
-from heedful.model.cpu import kernels
+from heedful.model.cpu.kernels import NATIVE
 from tests.commands.in_process import refused, run
 from tests.tasks.labelled import SMALL, bert, built, sentences, word_gradients, write
 
@@ -184,7 +184,7 @@ def test_the_confusion_matrix_is_drawn(folder, tested, monkeypatch, capsys, tmp_
     assert "there is no file" in refused(monkeypatch, capsys, "plot", "confusion", folder, "nowhere.tsv")
 
 
-@pytest.mark.skipif(kernels.native is None, reason="no kernels")
+@pytest.mark.skipif(NATIVE is None, reason="no kernels were compiled")
 def test_our_kernels_read_as_the_modules_do(folder, classifier):
     texts = [(text,) for text, _ in sentences(30, seed=4)]
     assert classifier.opened.fast.reason is None
