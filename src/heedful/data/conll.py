@@ -51,7 +51,7 @@ def is_conll(file: Path, columns: Sequence[Column]) -> bool:
 def read_conll(file: Path) -> Iterator[Line | Fault]:
     """A line for each sentence: (words, tags), numbered by the line of its first word. A sentence with a line that
     cannot be read gives that fault only."""
-    shape: tuple[bool, int] | None = None  # whether tabs separate columns, and how many there are
+    shape = _shape(file)
     held: list[tuple[str, str]] = []
     first, broken = 0, False
     for number, line in read_lines(file):
@@ -67,8 +67,6 @@ def read_conll(file: Path) -> Iterator[Line | Fault]:
             yield found
             broken = True
             continue
-        if shape is None and isinstance(line, str):
-            shape = "\t" in line, len(_cells(line, tabs="\t" in line))
         first = first if held else number
         held.append(found)
     if held and not broken:
@@ -135,6 +133,17 @@ def _cells(line: str, *, tabs: bool) -> list[str]:
     return [cell.strip(" ") for cell in line.rstrip(" ").split("\t")] if tabs else line.strip(" ").split()
 
 
+def _shape(file: Path) -> tuple[bool, int] | None:
+    """Whether tabs separate the columns, and how many there are: as in the first line that has several. None = unknown,
+    since no line has, or all look like comments."""
+    for _, line in read_lines(file):
+        if isinstance(line, str) and not line.startswith(("# ", "-DOCSTART-")):
+            tabs = "\t" in line
+            if not _is_blank(line) and len(_cells(line, tabs=tabs)) > 1:
+                return tabs, len(_cells(line, tabs=tabs))
+    return None
+
+
 def _has_tag(line: str, shape: tuple[bool, int] | None, *, inside: bool) -> bool:
     """Whether a line that starts with "# " is a word with its tag, not a comment. It is, if it has the columns of the
     other lines; where only spaces separate them, it must also stand inside a sentence, or end like a tag."""
@@ -152,7 +161,7 @@ def _word_and_tag(file: str, number: int, line: str, shape: tuple[bool, int] | N
     if len(cells) < 2:
         return Fault(file, number, f"{line[:40]!r} has no tag; a line must have a word and, in its last column, a tag")
     if shape is not None and len(cells) != shape[1]:
-        return Fault(file, number, f"{len(cells)} columns, where the lines before have {shape[1]}")
+        return Fault(file, number, f"{len(cells)} columns, where the first line has {shape[1]}")
     word, tag = cells[0], cells[-1]
     if not tag or len(tag.split()) > 1:
         return Fault(file, number, f"the tag {tag!r} of {word[:40]!r} is {'two words' if tag else 'empty'}")

@@ -60,6 +60,8 @@ class TaggingConfig(TaskConfig):
         return {**found, "heads": [{**head, "crf": self.crf} for head in found["heads"]]}
 
     def build(self, prepared: Prepared, settings: Settings) -> "Tagging":
+        if self.crf and settings.label_smoothing:
+            raise ValueError("training.label_smoothing has no meaning with task.crf=true; set it to 0")
         return Tagging(prepared, settings)
 
     def open(self, folder: Path, *others: Path, **options: Any) -> "Tagger":
