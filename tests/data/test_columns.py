@@ -53,10 +53,12 @@ def test_a_label_that_training_has_not_is_left_out_and_counted(tmp_path):
 
 def test_tags_go_with_words_one_by_one(tmp_path):
     file = write(tmp_path / "t.tsv", [("the cat", "D N")] * 30 + [("a dog barks", "D N")])
-    assert rows(file, TAGGED)[-1] == "tags: not one for each word"
+    assert rows(file, TAGGED)[-1] == "3 words, but 2 tags; give one for each word"
     prepared = made(tmp_path, file, TAGGED)
     assert prepared.labels == {"tags": ["D", "N"]}
-    assert [row.tolist() for row in prepared.store("train").rows(1, np.arange(2))] == [[0, 1], [0, 1]]
+    tokens, tags = (prepared.store("train").rows(place, np.arange(2)) for place in (0, 1))
+    assert [len(row) for row in tokens] == [len(row) for row in tags]
+    assert [[tag - 1 for tag in row.tolist() if tag] for row in tags] == [[0, 1], [0, 1]]
 
 
 def test_raw_cells_come_back_as_they_were(tmp_path):
@@ -119,7 +121,7 @@ def test_held_out_rows_are_chosen_by_their_text_wherever_it_stands(tmp_path):
 def test_tags_are_counted_against_the_text_wherever_it_stands(tmp_path):
     columns = (Column("label", "label"), Column("text"), Column("tags", "tags"))
     file = write(tmp_path / "t.tsv", [("x", "the cat", "D N"), ("x", "the cat", "D")])
-    assert rows(file, columns) == [("x", "the cat", "D N"), "tags: not one for each word"]
+    assert rows(file, columns) == [("x", "the cat", "D N"), "2 words, but 1 tags; give one for each word"]
 
 
 def test_rows_without_any_text_are_prepared_too(tmp_path):

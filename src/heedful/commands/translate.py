@@ -156,7 +156,7 @@ def _progress(source: str, shown_too: bool) -> Iterator[Callable[[int], None]]:
 
 def _line_count(source: str) -> int | None:
     """The number of lines in a file; unknown for standard input."""
-    from heedful.data.corpus import open_bytes
+    from heedful.data.lines import open_bytes
 
     if source == "-":
         return None
@@ -235,7 +235,7 @@ def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
 @contextmanager
 def _reading(name: str) -> Iterator[Iterator[str]]:
     """Lines of text; invalid UTF-8 is replaced and reported with its line number."""
-    from heedful.data.corpus import open_bytes
+    from heedful.data.lines import open_bytes
 
     if name != "-" and not Path(name).is_file():
         raise ValueError(f"there is no file {name}")

@@ -6,12 +6,13 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from heedful.data.check import Report
 from heedful.data.columns import is_document
+from heedful.data.conll import complete, is_tagged
 from heedful.data.corpus import Fault, Line, near
 from heedful.data.inputs import SPLITS, DataConfig, Inputs
 from heedful.data.store import StoreWriter
@@ -62,7 +63,10 @@ class Builder:
         vocab, count = largest(tokenizers), len(inputs.columns)
         self.writers = {split: StoreWriter(folder, split, columns=count, vocab=vocab) for split in SPLITS}
         self.texts = [place for place, column in enumerate(inputs.columns) if column.is_text]
-        self.labels = {name: sorted(found) for name, found in report.labels.items()}
+        tags = {column.name for column in inputs.columns if column.kind == "tags"}
+        self.labels = {
+            name: sorted(complete(found) if name in tags else found) for name, found in report.labels.items()
+        }
         self.numbers = {name: {label: n for n, label in enumerate(found)} for name, found in self.labels.items()}
         self.rows = dict.fromkeys(SPLITS, 0)
         self.tokens = [0] * len(self.texts)
@@ -128,18 +132,24 @@ class Builder:
                 self.raw[split].write(text + "\n")
 
     def _encoded(self, lines: list[Line]) -> list[list[list[int]]]:
-        """Each column as rows of numbers: tokens, label or tag numbers, or bytes."""
+        """Each column as rows of numbers: tokens, label numbers, tags by token, or bytes."""
         tokenizers = iter(self.tokenizers)
         found: list[list[list[int]]] = []
+        words: list[list[list[int]]] = []  # the tokens of each word of each row, where words have tags
+        if is_tagged(self.inputs.columns):
+            words = [self.tokenizers[0].encode_words(line.texts[self.texts[0]].split()) for line in lines]
         for place, column in enumerate(self.inputs.columns):
             cells = [line.texts[place] for line in lines]
             if column.is_text:
-                found.append(next(tokenizers).encode(cells))
+                tokenizer = next(tokenizers)
+                first = words and place == self.texts[0]
+                found.append([list(chain.from_iterable(row)) for row in words] if first else tokenizer.encode(cells))
             elif column.kind in ("raw", "number"):
                 found.append([list(cell.encode()) for cell in cells])
             else:
                 number = self.numbers[column.name]
-                found.append([[number[label] for label in column.labels(cell)] for cell in cells])
+                labels = [[number[label] for label in column.labels(cell)] for cell in cells]
+                found.append(list(map(by_token, labels, words)) if column.kind == "tags" else labels)
         return found
 
     def _has_known_labels(self, line: Line, split: str) -> bool:
@@ -152,6 +162,15 @@ class Builder:
                             raise unknown_label(line, column.name, label, self.labels[column.name])
                         return False
         return True
+
+
+def by_token(tags: Sequence[int], words: Sequence[Sequence[int]]) -> list[int]:
+    """For each token of these words 0, or where it is the first of a word, 1 + the number of the word's tag."""
+    return [1 + tag if first else 0 for tag, word in zip(tags, words, strict=True) for first in _firsts(len(word))]
+
+
+def _firsts(count: int) -> list[bool]:
+    return [True] + [False] * (count - 1)
 
 
 def unknown_label(line: Line, column: str, label: str, known: Sequence[str]) -> ValueError:

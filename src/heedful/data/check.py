@@ -104,6 +104,8 @@ def check(
     for line in others:
         if isinstance(line, Line):
             elsewhere.append(line)
+            if line.note:
+                report.noticed.setdefault(f"{line.note}, in validation or test", Finding()).add(line.file, line.number)
         else:
             report.skipped.setdefault(f"{line.reason}, in validation or test", Finding()).add(line.file, line.number)
     exact = {line.texts for line in elsewhere}
@@ -128,6 +130,8 @@ def check(
             report.noticed.setdefault(f"columns beyond the first {len(columns)}, not used", Finding()).add(
                 line.file, line.number
             )
+        if line.note:
+            report.noticed.setdefault(line.note, Finding()).add(line.file, line.number)
         duplicates.add("\t".join(line.texts))
         if pairs:
             ratios.add(line)

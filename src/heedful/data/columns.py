@@ -15,7 +15,8 @@ class Column:
     document   plain text files, tokenised: documents separated by blank lines; must be the only column
     label      one of a few names; a row stores the number of its label
     labels     any number of names, separated by commas, or a list in JSONL; may be empty
-    tags       a label for each word of the first text, separated by spaces
+    tags       a label for each word of the first text, separated by spaces; a row stores a number for each token: 0, or
+               where it is the first of a word, 1 + the number of the word's label
     number     a finite number, kept as its text
     raw        kept as bytes: a span, the path of an image or a sound, which the task itself reads
     """

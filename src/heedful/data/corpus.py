@@ -1,54 +1,27 @@
-"""Reading corpora: TSV, CSV, two parallel files, JSONL or plain text, optionally gzipped; in UTF-8, or in UTF-16 or
-UTF-32 with a byte-order mark. The columns define what a row contains.
+"""Reading corpora: TSV, CSV, two parallel files, JSONL, CoNLL or plain text, optionally gzipped; in UTF-8, or in UTF-16
+or UTF-32 with a byte-order mark. The columns define what a row contains.
 
 Reading never stops at a bad line and never hides one: an unusable line becomes a `Fault` with its line number.
 """
 
-import codecs
 import csv
-import gzip
-import io
 import json
 import re
-import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from heedful.data.columns import PAIR, Column, is_document, is_pair, names_of
+from heedful.data.conll import as_word, is_conll, is_tagged, read_conll, to_iob2
 from heedful.data.layout import Layout, is_number, layout
+from heedful.data.lines import Fault, Line, read_lines
 
 Format = Literal["tsv", "jsonl", "parallel", "text"]
 LONG_DOCUMENT = 1 << 16  # characters; a text without blank lines is split at a line break after this many
-UNREADABLE = (OSError, EOFError, zlib.error)
-# Longest first: the UTF-16 mark is a prefix of the UTF-32 mark.
-MARKS = (
-    (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"), (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
-)  # fmt: skip
 QUOTED_LINES = 50  # lines of a TSV that are examined to tell whether its cells are quoted
 PAIR_KEYS = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"), ("en", "de"))
-
-
-@dataclass(frozen=True)
-class Line:
-    """A usable line: the content of each column that is read."""
-
-    file: str
-    number: int
-    texts: tuple[str, ...]
-    more: int = 0  # the number of columns, if there are more than are read
-
-
-@dataclass(frozen=True)
-class Fault:
-    """An unusable line, and the reason."""
-
-    file: str
-    number: int
-    reason: str
 
 
 def read_rows(files: Sequence[Path], columns: Sequence[Column], fields: Sequence[str] = ()) -> Iterator[Line | Fault]:
@@ -62,9 +35,12 @@ def read_rows(files: Sequence[Path], columns: Sequence[Column], fields: Sequence
             yield from _read_parallel(source, target)
         return
     for file in files:
+        if is_conll(file, columns):
+            yield from read_conll(file)
+            continue
         kind = _format_of(file)
         if kind == "jsonl":
-            for number, line in _lines(file):
+            for number, line in read_lines(file):
                 yield line if isinstance(line, Fault) else _from_jsonl(file.name, number, line, columns, fields)
             continue
         places: Layout | None = None
@@ -80,9 +56,9 @@ def read_rows(files: Sequence[Path], columns: Sequence[Column], fields: Sequence
             yield _from_cells(file.name, number, cells, columns, places)
 
 
-def table_start(file: Path, rows: int) -> list[list[str]]:
+def table_start(file: Path, rows: int, columns: Sequence[Column] = PAIR) -> list[list[str]]:
     """The cells of a table's first rows; none if it is no table."""
-    if _format_of(file) not in ("tsv", "csv"):
+    if is_conll(file, columns) or _format_of(file) not in ("tsv", "csv"):
         return []
     found = (cells for _, cells in _read_table(file) if not isinstance(cells, Fault))
     return [cells for cells in islice(found, rows) if any(cell.strip() for cell in cells)]
@@ -92,7 +68,8 @@ def jsonl_start(file: Path) -> set[str]:
     """The keys of a JSONL file's first object; none if it is no JSONL."""
     if _format_of(file) != "jsonl":
         return set()
-    return next((set(_object(line) or ()) for _, line in _lines(file) if isinstance(line, str) and line.strip()), set())
+    lines = (line for _, line in read_lines(file) if isinstance(line, str) and line.strip())
+    return next((set(_object(line) or ()) for line in lines), set())
 
 
 def _read_table(file: Path) -> Iterator[tuple[int, list[str] | Fault]]:
@@ -101,7 +78,7 @@ def _read_table(file: Path) -> Iterator[tuple[int, list[str] | Fault]]:
     if kind == "csv" or _is_quoted(file):
         yield from _read_quoted(file, "," if kind == "csv" else "\t")
         return
-    for number, line in _lines(file):
+    for number, line in read_lines(file):
         yield number, line if isinstance(line, Fault) else line.split("\t")
 
 
@@ -115,7 +92,7 @@ def read_texts(files: Sequence[Path]) -> Iterator[Line | Fault]:
         if not file.is_file():
             raise ValueError(f"there is no file {file}")
         if _format_of(file) == "jsonl":
-            for number, line in _lines(file):
+            for number, line in read_lines(file):
                 yield line if isinstance(line, Fault) else _text_of_json(file.name, number, line)
         else:
             yield from _read_documents(file)
@@ -123,7 +100,7 @@ def read_texts(files: Sequence[Path]) -> Iterator[Line | Fault]:
 
 def _read_documents(file: Path) -> Iterator[Line | Fault]:
     held, size, first = [], 0, 1
-    for number, line in _lines(file):
+    for number, line in read_lines(file):
         if isinstance(line, Fault):
             yield line
             continue
@@ -140,14 +117,14 @@ def row_format(files: Sequence[Path], columns: Sequence[Column]) -> Format:
     for file in files:
         if not file.is_file():
             raise ValueError(f"there is no file {file}")
-    formats = {_format_of(file) for file in files}
+    formats = {_format_of(file) for file in files if not is_conll(file, columns)}
     if "text" not in formats:
-        return "tsv"  # a table, or JSONL
+        return "tsv"  # a table, JSONL or CoNLL
     names = ", ".join(file.name for file in files)
     if not is_pair(columns):
-        raise ValueError(
-            f"{names}: rows must be TSV ({names_of(columns)}) or JSONL; this is neither (no tab in the first line)"
-        )
+        kinds = "JSONL or CoNLL; this is none of them" if is_tagged(columns) else "or JSONL; this is neither"
+        comma = "," if is_tagged(columns) else ""
+        raise ValueError(f"{names}: rows must be TSV ({names_of(columns)}){comma} {kinds} (no tab in the first line)")
     if formats != {"text"} or len(files) % 2:
         raise ValueError(
             f"{names}: pairs must be TSV (source, tab, target), JSONL, or two parallel files; "
@@ -156,16 +133,12 @@ def row_format(files: Sequence[Path], columns: Sequence[Column]) -> Format:
     return "parallel"
 
 
-def open_bytes(file: Path) -> IO[bytes]:
-    return gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")  # type: ignore[return-value]
-
-
 def _format_of(file: Path) -> Literal["tsv", "csv", "jsonl", "text"]:
     """The format, by file name or else by the first line."""
     for kind in ("tsv", "csv", "jsonl"):
         if f".{kind}" in file.suffixes:
             return kind
-    first = next((line for _, line in _lines(file) if isinstance(line, str)), "")
+    first = next((line for _, line in read_lines(file) if isinstance(line, str)), "")
     if first.startswith("{"):
         return "jsonl"
     return "tsv" if "\t" in first else "text"
@@ -174,7 +147,7 @@ def _format_of(file: Path) -> Literal["tsv", "csv", "jsonl", "text"]:
 def _is_quoted(file: Path) -> bool:
     """Whether the cells of a TSV are quoted, as spreadsheets write them: each of the first lines has a quoted cell, and
     none has an unclosed quote."""
-    first = [line for _, line in islice(_lines(file), QUOTED_LINES) if isinstance(line, str) and line.strip()]
+    first = [line for _, line in islice(read_lines(file), QUOTED_LINES) if isinstance(line, str) and line.strip()]
     quoted = re.compile(r'(^|\t)"(?:[^"]|"")*"(\t|$)')
     return bool(first) and all(quoted.search(line) for line in first)
 
@@ -184,7 +157,7 @@ def _read_quoted(file: Path, delimiter: str) -> Iterator[tuple[int, list[str] | 
     faults: list[Fault] = []
 
     def lines() -> Iterator[str]:
-        for _, line in _lines(file):
+        for _, line in read_lines(file):
             if isinstance(line, Fault):
                 faults.append(line)
             else:
@@ -207,54 +180,21 @@ def _read_quoted(file: Path, delimiter: str) -> Iterator[tuple[int, list[str] | 
     yield from ((fault.number, fault) for fault in faults)
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str | Fault]]:
-    """Lines, numbered from 1; split at line feeds only, since U+2028 and similar belong to the text."""
-    try:
-        with open_bytes(file) as opened:
-            start = opened.read(4)
-            encoding = next((name for mark, name in MARKS if start.startswith(mark)), "")
-            opened.seek(0)
-            if encoding in ("utf-16", "utf-32"):
-                yield from _recoded_lines(file, opened, encoding)
-                return
-            for number, raw in enumerate(opened, start=1):
-                if number == 1:
-                    raw = raw.removeprefix(codecs.BOM_UTF8)
-                if b"\0" in raw:
-                    raise ValueError(
-                        f"{file}:{number} contains a NUL byte, so it is not UTF-8 text; is it UTF-16 without a "
-                        "byte-order mark, or a binary file? Save it as UTF-8"
-                    )
-                try:
-                    yield number, raw.rstrip(b"\n").removesuffix(b"\r").decode("utf-8")
-                except UnicodeDecodeError:
-                    yield number, Fault(file.name, number, "invalid UTF-8")
-    except UNREADABLE as error:
-        raise ValueError(f"{file} cannot be read: {error}") from None
-
-
-def _recoded_lines(file: Path, opened: IO[bytes], encoding: str) -> Iterator[tuple[int, str | Fault]]:
-    text = io.TextIOWrapper(opened, encoding=encoding, newline="\n")
-    try:
-        for number, line in enumerate(text, start=1):
-            yield number, line.rstrip("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{file} has the byte-order mark of {encoding.upper()}, but is not valid: {error.reason}"
-        ) from None
-
-
 def _row(file: str, number: int, cells: Sequence[str], columns: Sequence[Column]) -> Line | Fault:
     cells = tuple(cell if column.kind == "raw" else cell.strip() for cell, column in zip(cells, columns, strict=True))
     words = next((len(cell.split()) for cell, column in zip(cells, columns, strict=True) if column.is_text), 0)
-    for cell, column in zip(cells, columns, strict=True):
+    note = ""
+    for place, (cell, column) in enumerate(zip(cells, columns, strict=True)):
         if not cell and column.kind not in ("raw", "labels"):
             return Fault(file, number, "empty side" if is_pair(columns) else f"empty {column.name}")
         if column.kind == "number" and not is_number(cell):
             return Fault(file, number, f"{column.name} {cell[:40]!r} is not a number")
-        if column.kind == "tags" and len(cell.split()) != words:
-            return Fault(file, number, f"{column.name}: not one for each word")
-    return Line(file, number, cells)
+        if column.kind == "tags":
+            tags, note = to_iob2(cell.split())
+            if len(tags) != words:
+                return Fault(file, number, f"{words} words, but {len(tags)} {column.name}; give one for each word")
+            cells = (*cells[:place], " ".join(tags), *cells[place + 1 :])
+    return Line(file, number, cells, note=note)
 
 
 def _from_cells(
@@ -280,7 +220,12 @@ def _from_jsonl(file: str, number: int, line: str, columns: Sequence[Column], fi
         fields = names
     known = (tuple(fields),) if fields else (tuple(names), *(PAIR_KEYS if is_pair(columns) else ()))
     for keys in known:
-        cells = [_cell(data.get(_key(data, key, column)), column) for key, column in zip(keys, columns, strict=True)]
+        values = [data.get(_key(data, key, column)) for key, column in zip(keys, columns, strict=True)]
+        if is_tagged(columns):
+            if any(_are_numbers(value) for value in values):
+                return Fault(file, number, "tags are numbers; write their names, such as B-PER")
+            values = [_words(data, value, column) for value, column in zip(values, columns, strict=True)]
+        cells = [_cell(value, column) for value, column in zip(values, columns, strict=True)]
         if all(cell is not None for cell in cells):
             return _row(file, number, [cell for cell in cells if cell is not None], columns)
     wanted = " and ".join(fields or names)
@@ -292,6 +237,21 @@ def _from_jsonl(file: str, number: int, line: str, columns: Sequence[Column], fi
 def _key(data: dict[str, Any], key: str, column: Column) -> str:
     """The key of a column: as it is named, or any of the names people give it."""
     return key if key in data else next((name for name in column.also if name in data), key)
+
+
+def _words(data: dict[str, Any], value: Any, column: Column) -> Any:
+    """A list of words as a text, where each word has a tag; it is preferred to the text that it comes from."""
+    if column.is_text:
+        value = next((data[name] for name in column.names if isinstance(data.get(name), list)), value)
+    if not isinstance(value, list):
+        return value
+    if not value or not all(isinstance(item, str) for item in value):
+        return None
+    return " ".join(map(as_word, value)) if column.is_text else value
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, int) for item in value)
 
 
 def _cell(value: Any, column: Column) -> str | None:
@@ -323,9 +283,9 @@ def _object(line: str) -> dict[str, Any] | None:
 
 
 def _read_parallel(source: Path, target: Path) -> Iterator[Line | Fault]:
-    for left, right in zip_longest(_lines(source), _lines(target)):
+    for left, right in zip_longest(read_lines(source), read_lines(target)):
         if left is None or right is None:
-            counts = [sum(1 for _ in _lines(file)) for file in (source, target)]
+            counts = [sum(1 for _ in read_lines(file)) for file in (source, target)]
             raise ValueError(
                 f"{source.name} has {counts[0]:,} lines and {target.name} has {counts[1]:,}; "
                 "parallel files must match line by line"

@@ -5,7 +5,7 @@ import time
 from hashlib import blake2b
 from pathlib import Path
 
-from heedful.data.corpus import UNREADABLE, open_bytes
+from heedful.data.lines import UNREADABLE, open_bytes
 from heedful.files import write_text
 
 SETTLED = 2  # seconds; within the resolution of a file system's clock a file may change and keep its timestamp

@@ -14,6 +14,7 @@ from heedful.config import Config, Probability, Size
 from heedful.model.cpu.door import child_plan
 from heedful.model.cpu.kernels import fixed_linear
 from heedful.model.cpu.plan import HeadPlan, IdentityPlan, Reason, TablePlan
+from heedful.model.crf import Crf
 from heedful.model.dropout import Dropout
 from heedful.model.feedforward import FUNCTIONS
 from heedful.model.input.tokens import Tokens
@@ -167,26 +168,30 @@ class Sequence(nn.Module):
 
 
 class TokenConfig(Config):
-    """A class for each token, or (answer_span) two numbers: does the answer start here, does it end here."""
+    """A class for each token, or (answer_span) two numbers: does the answer start here, does it end here. `crf`: the
+    classes of neighbours depend on each other: see `Crf`."""
 
     kind: Literal["token_classification", "answer_span"] = "token_classification"
     classes: Size = 2
     dropout: Probability = 0.1
+    crf: bool = False
 
     def build(self, *, width: int) -> "Token":
         return Token(self, width)
 
     def parameters(self, *, width: int) -> int:
-        return linear_parameters(width, self.classes, bias=True)
+        between = self.classes * (self.classes + 2) if self.crf else 0
+        return linear_parameters(width, self.classes, bias=True) + between
 
 
 class Token(nn.Module):
-    """batch query width -> batch query classes"""
+    """batch query width -> batch query classes; with a CRF, these are its scores of each token alone"""
 
     def __init__(self, config: TokenConfig, width: int) -> None:
         super().__init__()
         self.dropout = Dropout(config.dropout)
         self.output = Linear(width, config.classes)
+        self.crf = Crf(config.classes) if config.crf else None
 
     def forward(self, states: Tensor) -> Tensor:
         return self.output(self.dropout(states))

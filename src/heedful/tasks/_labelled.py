@@ -122,6 +122,9 @@ def opened(folder: Path, columns: Columns, others: Sequence[Path], options: dict
     data = read_config(folder).get("data", {})
     texts = sum(column.is_text for column in columns)
     known = folder / "labels.json"
+    labels = json.loads(known.read_text(encoding="utf-8")) if known.is_file() else {}
+    if isinstance(labels, list):  # an imported model names its classes without a column
+        labels = {columns[-1].name: labels}
     return Opened(
         model.eval(),
         FastReader(model),
@@ -129,5 +132,5 @@ def opened(folder: Path, columns: Columns, others: Sequence[Path], options: dict
         columns,
         tuple(data.get("fields") or ()),
         int(data.get("max_length", 256)),
-        json.loads(known.read_text(encoding="utf-8")) if known.is_file() else {},
+        labels,
     )

@@ -24,7 +24,7 @@ def arranged(
     The recipe then is complete: test files are read in the same way."""
     given = tuple(fields) or recipe.data.fields
     task = recipe.task
-    start = table_start(train[0], GUESSED) if task.labelled and train and train[0].is_file() else []
+    start = table_start(train[0], GUESSED, task.columns) if task.labelled and train and train[0].is_file() else []
     if task.labelled and train and train[0].is_file():
         names = {*given, *jsonl_start(train[0]), *(start[0] if start else ())}
         task = task.for_columns(len(start[0]) if start else len(given), {name.strip().casefold() for name in names})
