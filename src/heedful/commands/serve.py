@@ -12,9 +12,7 @@ from heedful.commands.options import Parts
 
 
 def serve(
-    models: Annotated[
-        list[Path], typer.Argument(metavar="MODEL...", help="Folders of translation or language models.")
-    ],
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Model folders, of any task.")],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 = all interfaces.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 = any free port.")] = 8000,
     api_keys: Annotated[
@@ -35,7 +33,8 @@ def serve(
     access_log: Annotated[bool, typer.Option(help="Log each request as a line of JSON, without its text.")] = True,
     parts: Parts = None,
 ) -> None:
-    """Start an HTTP server with a web page: LibreTranslate's API, OpenAI's for language models, and a native one.
+    """Start an HTTP server with a web page: LibreTranslate's API, OpenAI's for language models and embeddings, Cohere's
+    and Jina's for reranking, and a native one.
 
     /docs describes the API, /metrics is for Prometheus. On Ctrl-C or SIGTERM, accepted requests are finished first.
 
@@ -48,6 +47,8 @@ def serve(
       heedful serve runs/my-model --from en --to de
 
       curl -d q=Hello -d source=en -d target=de http://127.0.0.1:8000/translate
+
+      curl -d '{"inputs": "a great film"}' http://127.0.0.1:8000/api/predict
     """
     try:
         import uvicorn

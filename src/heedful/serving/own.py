@@ -16,7 +16,8 @@ from heedful.serving.context import Context, clean
 from heedful.serving.engine import Settings
 from heedful.serving.libretranslate import REFUSALS
 from heedful.serving.limits import RefusedError, bearer
-from heedful.serving.models import Translating, Writing
+from heedful.serving.models import Predicting, Served, Translating, Writing
+from heedful.serving.predicting import Line
 
 Phrase = Annotated[str, Field(max_length=200)]
 Phrases = Annotated[list[Phrase], Field(max_length=20)]
@@ -74,6 +75,14 @@ class Looked(Body):
     top: int = Field(10, ge=1, le=50)
 
 
+class Predicted(Body):
+    """What a model that reads is asked: a text or a list of texts; where it reads several together (a pair, a question
+    and a context), they are separated by a tab. `model`: its name; by default the first."""
+
+    inputs: str | list[str]
+    model: str = ""
+
+
 class Named(Body):
     model: str
 
@@ -117,6 +126,18 @@ def routes(context: Context) -> APIRouter:
             "translations": [described(model.translator, one.text, other) for one, other in both],
         }
 
+    @router.post("/predict", responses=NO_MODEL)
+    async def predict(asked: Predicted, request: Request) -> dict[str, Any]:
+        """The predictions of a model that reads, as its task gives them: labels, a number, tags, an answer, words."""
+        context.keys.check(bearer(request.headers))
+        texts = [clean(text) for text in ([asked.inputs] if isinstance(asked.inputs, str) else asked.inputs)]
+        if not texts:
+            raise RefusedError(400, "inputs is an empty list; send at least one text")
+        context.check_size(texts)
+        model = _predicting(context, asked.model)
+        found = await context.predict(request, model, [Line(text) for text in texts])
+        return {"model": model.name, "task": model.predictor.task, "predictions": found}
+
     @router.post("/inspect", responses=NO_MODEL)
     async def inspect(asked: Inspected, request: Request) -> dict[str, Any]:
         """Tokens, the attention of every layer and head, the candidates of every step, the beam search tree.
@@ -152,9 +173,19 @@ def _request(text: str, prefix: str, required: list[str], banned: list[str]) -> 
         raise RefusedError(400, str(error)) from None
 
 
-def _described(model: Translating | Writing) -> dict[str, Any]:
+def _described(model: Served) -> dict[str, Any]:
     if isinstance(model, Writing):
         return {"name": model.name, "kind": "language model", "example": None}
+    if isinstance(model, Predicting):
+        return {
+            "name": model.name,
+            "kind": "reader",
+            "task": model.predictor.task,
+            "inputs": list(model.predictor.inputs),
+            "embeds": model.predictor.embeds,
+            "waiting": model.engine.waiting,
+            "example": model.example,
+        }
     crosses = [module for module in model.translator.models[0].modules() if isinstance(module, MemoryAttention)]
     return {
         "name": model.name,
@@ -180,3 +211,12 @@ def _writing(context: Context, name: str) -> Writing:
         if not name or model.name == name:
             return model
     raise RefusedError(404, f"there is no language model {name!r}" if name else "no language model is loaded")
+
+
+def _predicting(context: Context, name: str) -> Predicting:
+    for model in context.models.predicting:
+        if not name or model.name == name:
+            return model
+    if name in context.models.all:
+        raise RefusedError(400, f"{name!r} is not a model that reads; use /api/translate or /v1/completions")
+    raise RefusedError(404, f"there is no model {name!r}" if name else "no model that reads is loaded")
