@@ -279,3 +279,59 @@ def test_a_label_is_never_guessed(folders, tmp_path, monkeypatch):
 def test_rankings_that_are_wrong(server, fields, status, message):
     answer = rerank(server, **fields)
     assert (answer.status_code, answer.json()["error"]["message"]) == (status, message)
+
+
+# --- what is inside
+
+
+def look(server, **fields):
+    return httpx.post(f"{server}/api/inspect", json=fields, timeout=30)
+
+
+def test_which_words_decided_is_that_of_the_model_in_hand(server, folders):
+    text = "this film was great that day"
+    found, wanted = look(server, text=text).json(), heedful.inspect(folders[0], text)
+    assert found["prediction"]["label"] == "pos" and found["tokens"] == wanted["inspected"]["tokens"]
+    for shown, other in zip(found["decisive"]["words"], wanted["inspected"]["decisive"]["words"], strict=True):
+        assert shown["text"] == other["text"]
+        assert (shown["gradient"], shown["occlusion"]) == pytest.approx(
+            (other["gradient"], other["occlusion"]), abs=1e-4
+        )
+    assert max(found["decisive"]["words"], key=lambda one: one["gradient"])["text"] == "great"
+    other = look(server, text=text, model="mood", label="neg").json()["decisive"]
+    assert other["target"] == "neg" and other["value"] < 0.5
+
+
+def test_nobody_is_harmed_by_those_who_look_inside(server, folders):
+    """The hooks are in the model that others use meanwhile."""
+    wanted = [one["score"] for one in heedful.load(folders[0]).predict(TEXTS)]
+    with ThreadPoolExecutor(8) as crowd:
+        looks = [crowd.submit(look, server, text=text, model="mood") for text in TEXTS * 3]
+        reads = [crowd.submit(predict, server, inputs=TEXTS) for _ in range(20)]
+        for one in reads:
+            scores = [answer["score"] for answer in one.result().json()["predictions"]]
+            assert scores == pytest.approx(wanted, abs=1e-5)
+        assert {one.result().status_code for one in looks} == {200}
+
+
+def test_the_work_of_looking_inside_is_bounded(server):
+    found = look(server, text="a film " * 20, model="mood").json()["decisive"]["words"]
+    assert len(found) == 40 and sum(word["occlusion"] is not None for word in found) == 32
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"text": " ", "model": "mood"}, "input 1 has an empty text; give one to read"),
+        ({"text": "a", "model": "pairs"}, "input 1 has 1 column; give 2 texts (first, second), separated by a tab"),
+        ({"text": "a film " * 200, "model": "mood"}, "too long to inspect: "),
+        ({"text": "a", "model": "mood", "label": "x"}, "there is no label 'x'; known: neg, pos"),
+        ({"text": "a", "model": "mood", "avoid": ["x"]},
+         "target_prefix, constraints and avoid are for translators; leave them out"),
+        ({"text": "a", "model": "tags"},
+         "'tags': models of the task stand_in cannot be inspected yet; use /api/predict"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_looked_into(server, fields, message):
+    answer = look(server, **fields)
+    assert answer.status_code == 400 and answer.json()["error"].startswith(message)
