@@ -62,8 +62,8 @@ class Asked(Body):
 
 class Inspected(Body):
     """What to inspect. `target_prefix` forces the beginning of the translation; the model continues from there.
-    `constraints` and `avoid`: phrases that it must and must not contain. `label`: of a classifier, the one to explain; by
-    default the most likely."""
+    `constraints` and `avoid`: phrases that it must and must not contain. `label`: which one of a classifier's to
+    explain; by default the most likely."""
 
     text: str = Field(max_length=MOST_INSPECTED)
     model: str = ""
