@@ -120,15 +120,17 @@ def train(
 
 
 def inspect(
-    model: "str | Path | Translator",
+    model: "str | Path | Translator | Any",
     text: str,
     *,
     out: "str | Path | None" = None,
     num_beams: int = 4,
     target_prefix: str = "",
+    label: str = "",
 ) -> "dict[str, Any]":
-    """Translate a text and look inside: tokens, the attention of every head, the candidates of every step. `out`: also
-    write the self-contained HTML page of `heedful inspect`.
+    """Translate a text and look inside: tokens, the attention of every head, the candidates of every step. With a
+    classifier or regressor (two texts are separated by a tab), which words decided: `label` is the one to explain, by
+    default the most likely. `out`: also write the self-contained HTML page of `heedful inspect`.
 
     >>> seen = heedful.inspect("runs/my-model", "a b", out="ab.html")
     >>> sorted(seen["inspected"]["attention"])
@@ -138,11 +140,20 @@ def inspect(
 
     from heedful.decoding.runner import Request
     from heedful.files import write_text
-    from heedful.inspection.details import inspect as look_inside
+    from heedful.inspection import details, reading
     from heedful.translator import Translator
 
-    translator = model if isinstance(model, Translator) else load(model, expect=Translator)
-    data = look_inside(translator, Request(text, target_prefix), num_beams=num_beams)
+    loaded = load(model) if isinstance(model, str | Path) else model
+    if isinstance(loaded, reading.Judge):
+        if target_prefix:
+            raise ValueError("target_prefix is for translators; leave it out")
+        data = reading.inspect(loaded, text, label=label)
+    elif isinstance(loaded, Translator):
+        if label:
+            raise ValueError("label is for classifiers; leave it out")
+        data = details.inspect(loaded, Request(text, target_prefix), num_beams=num_beams)
+    else:
+        raise ValueError(f"{model} holds a {type(loaded).__name__}, not a Translator, Classifier or Regressor")
     if out is not None:
         from heedful.serving.page import one_file
 

@@ -12,9 +12,7 @@ from heedful.commands.options import Parts
 
 
 def serve(
-    models: Annotated[
-        list[Path], typer.Argument(metavar="MODEL...", help="Folders of translation or language models.")
-    ],
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Model folders, of any task.")],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 = all interfaces.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 = any free port.")] = 8000,
     api_keys: Annotated[
@@ -35,7 +33,8 @@ def serve(
     access_log: Annotated[bool, typer.Option(help="Log each request as a line of JSON, without its text.")] = True,
     parts: Parts = None,
 ) -> None:
-    """Start an HTTP server with a web page: LibreTranslate's API, OpenAI's for language models, and a native one.
+    """Start an HTTP server with a web page: LibreTranslate's API, OpenAI's for language models and embeddings, Cohere's
+    and Jina's for reranking, and a native one.
 
     /docs describes the API, /metrics is for Prometheus. On Ctrl-C or SIGTERM, accepted requests are finished first.
 
@@ -48,6 +47,8 @@ def serve(
       heedful serve runs/my-model --from en --to de
 
       curl -d q=Hello -d source=en -d target=de http://127.0.0.1:8000/translate
+
+      curl -d '{"inputs": "a great film"}' http://127.0.0.1:8000/api/predict
     """
     try:
         import uvicorn
@@ -111,13 +112,14 @@ def _bound(config: Any) -> Any:
 
 
 def inspect(
-    model: Annotated[Path, typer.Argument(help="Folder of a translation model.")],
-    text: Annotated[str, typer.Argument(help="The text to translate.")],
+    model: Annotated[Path, typer.Argument(help="Folder of a translator, a classifier or a regressor.")],
+    text: Annotated[str, typer.Argument(help="The text to translate or to read; two are separated by a tab.")],
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("inspect.html"),
     num_beams: Annotated[
         int, typer.Option("--num-beams", "--beam-size", "-b", min=1, help="Beam size; 1 = greedy.")
     ] = 4,
     target_prefix: Annotated[str, typer.Option(help="Forced beginning of the translation.")] = "",
+    label: Annotated[str, typer.Option(help="The label to explain. Default: the most likely.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the page's data as JSON.")] = False,
     parts: Parts = None,
 ) -> None:
@@ -125,25 +127,50 @@ def inspect(
 
     A text that is too long for the model is translated in parts; the page then shows the first part.
 
+    For a classifier or regressor it shows which words decided, and prints them: by gradient x input, and by how much
+    the probability drops if a word is masked.
+
     Examples:
 
       heedful inspect runs/my-model "The cat sleeps." --out cat.html
+
+      heedful inspect runs/my-classifier "a great film" --label pos
     """
     import json
+
+    import heedful
 
     try:
         from heedful.serving.page import one_file
     except ModuleNotFoundError as error:
         raise ValueError(f"the page needs {error.name}: pip install 'heedful[serve]'") from None
-    from heedful.decoding.runner import Request
     from heedful.files import write_text
-    from heedful.inspection.details import inspect as look_inside
-    from heedful.translator import load
 
-    data = look_inside(load(model), Request(text, target_prefix), num_beams=num_beams)
+    data = heedful.inspect(model, text, num_beams=num_beams, target_prefix=target_prefix, label=label)
     if as_json:
         print(json.dumps(data, ensure_ascii=False))
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, one_file(data))
+    if "decisive" in data["inspected"]:
+        _print_decisive(data)
     print(out)
+
+
+def _print_decisive(data: dict[str, Any]) -> None:
+    """The prediction, and the words that decided it, the one that counts most first."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    found, texts = data["inspected"]["decisive"], data["inputs"]
+    table = Table("word", title=escape(f"{found['target']} {found['value']:.3f}"), title_justify="left")
+    if len(texts) > 1:
+        table.add_column("text")
+    for name in ("gradient", "occlusion"):
+        table.add_column(name, justify="right")
+    for word in sorted(found["words"], key=lambda word: -abs(word["gradient"])):
+        row = [escape(word["text"])] + [texts[word["input"]]] * (len(texts) > 1)
+        drop = "" if word["occlusion"] is None else f"{word['occlusion']:+.3f}"
+        table.add_row(*row, f"{word['gradient']:+.3f}", drop)
+    Console().print(table)

@@ -72,7 +72,7 @@ def inspected(translator: Translator, text: str, found: Translation, *, parts: i
         "score": found.score,
         "token_log_probs": found.token_log_probs,
         "attention": {
-            kind: {"queries": queries, "keys": keys, "weights": _rounded(weights)}
+            kind: {"queries": queries, "keys": keys, "weights": rounded(weights)}
             for kind in seen.kinds()
             for weights, queries, keys in [seen.of(kind)]
         },
@@ -95,11 +95,11 @@ def position_picture(model: Model, length: int) -> dict[str, Any]:
         added = position.embed(torch.zeros(1, count, model.config.width, device=model.device), places)
         rotation, bias = position.rotation(places), position.bias(places, places)
     if bool(added.any()):
-        return {"kind": kind, "acts": "embedding", "rows": _rounded(added[0, :, :SHOWN_COLUMNS].float())}
+        return {"kind": kind, "acts": "embedding", "rows": rounded(added[0, :, :SHOWN_COLUMNS].float())}
     if rotation is not None:
-        return {"kind": kind, "acts": "rotation", "rows": _rounded(rotation[0][0, 0].float())}
+        return {"kind": kind, "acts": "rotation", "rows": rounded(rotation[0][0, 0].float())}
     if bias is not None:
-        return {"kind": kind, "acts": "bias", "rows": _rounded(bias[0, 0].float())}
+        return {"kind": kind, "acts": "bias", "rows": rounded(bias[0, 0].float())}
     return {"kind": kind, "acts": None, "rows": []}
 
 
@@ -120,7 +120,7 @@ def look_ahead(generator: Generator, text: str, top: int) -> dict[str, Any]:
             {**one, "probability": value}
             for one, value in zip(tokens_of(generator.tokenizer, places.tolist()), values.tolist(), strict=True)
         ],
-        "attention": {"queries": shown, "keys": shown, "weights": _rounded(weights)},
+        "attention": {"queries": shown, "keys": shown, "weights": rounded(weights)},
     }
 
 
@@ -166,6 +166,6 @@ def _history(tokenizer: Tokenizer, history: History) -> list[list[dict[str, Any]
     ]
 
 
-def _rounded(weights: torch.Tensor) -> list[Any]:
+def rounded(weights: torch.Tensor) -> list[Any]:
     found: list[Any] = weights.double().numpy().round(3).tolist()
     return found

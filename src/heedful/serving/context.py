@@ -13,7 +13,8 @@ from heedful.decoding.runner import Request as Text
 from heedful.serving.engine import BusyError, ClosedError, Engine, Job, Settings
 from heedful.serving.limits import Keys, RefusedError
 from heedful.serving.metrics import Metrics
-from heedful.serving.models import Models, Translating
+from heedful.serving.models import Models, Predicting, Translating
+from heedful.serving.predicting import PLAIN, Line
 from heedful.translator import Translation
 
 POLL = 0.25  # seconds between checks for a disconnected client
@@ -51,8 +52,22 @@ class Context:
     async def translate(
         self, request: Request, model: Translating, texts: Sequence[Text], settings: Settings
     ) -> list[Translation]:
-        """In the order of `texts`. If the client disconnects or the request times out, its jobs are cancelled."""
-        jobs = submitted(model.engine, texts, settings)
+        """In the order of `texts`; see `answers`."""
+        return await self.answers(request, model.engine, texts, settings)
+
+    async def predict(self, request: Request, model: Predicting, lines: Sequence[Line]) -> list[Any]:
+        """In the order of `lines`; see `answers`. What the model cannot read is the client's mistake."""
+        try:
+            model.predictor.check([line.text for line in lines])
+            return await self.answers(request, model.engine, lines, PLAIN)
+        except ValueError as error:
+            raise RefusedError(400, str(error)) from None
+
+    async def answers(
+        self, request: Request, engine: Engine[Any, Any, Any], requests: Sequence[Any], settings: Settings
+    ) -> list[Any]:
+        """In the order of `requests`. If the client disconnects or the request times out, its jobs are cancelled."""
+        jobs = submitted(engine, requests, settings)
         try:
             return await self._wait(request, jobs)
         finally:
@@ -60,10 +75,10 @@ class Context:
                 if not job.future.done():
                     job.give_up()
 
-    async def _wait(self, request: Request, jobs: Sequence[Job[Any, Translation]]) -> list[Translation]:
+    async def _wait(self, request: Request, jobs: Sequence[Job[Any, Any]]) -> list[Any]:
         futures = [asyncio.wrap_future(job.future) for job in jobs]
         deadline = asyncio.get_running_loop().time() + self.options.timeout
-        waiting: set[asyncio.Future[Translation]] = set(futures)
+        waiting: set[asyncio.Future[Any]] = set(futures)
         while waiting:
             _, waiting = await asyncio.wait(waiting, timeout=POLL)
             if waiting and await request.is_disconnected():

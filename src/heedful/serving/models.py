@@ -12,12 +12,13 @@ import torch
 
 import heedful
 from heedful.checkpoint import read_config
-from heedful.config import part_config
+from heedful.config import parse
 from heedful.decoding.runner import Request
 from heedful.generator import Continuation, Generator, Prompt
 from heedful.generator import Reading as PromptReading
 from heedful.model.architecture import LanguageModel, SequenceToSequence
 from heedful.serving.engine import Engine, Watch
+from heedful.serving.predicting import Line, Predictor, ReadLine
 from heedful.tasks import TaskConfig
 from heedful.translator import Reading, Translation, Translator
 
@@ -39,6 +40,7 @@ WRITTEN = 8  # times the batch budget for a language model, where new tokens cou
 
 TranslationEngine = Engine[Request, Reading, Translation]
 WritingEngine = Engine[Prompt, PromptReading, list[Continuation]]
+PredictingEngine = Engine[Line, ReadLine, Any]
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,23 @@ class Writing:
 
 
 @dataclass(frozen=True)
+class Predicting:
+    """A loaded model that reads. `example`: texts to show first, from the held-out rows."""
+
+    name: str
+    folder: Path
+    predictor: Predictor
+    engine: PredictingEngine
+    example: str | None = None
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+Served = Translating | Writing | Predicting
+
+
+@dataclass(frozen=True)
 class EngineSettings:
     """`streams` 0: on a CPU one per core, with one thread each; on a GPU one."""
 
@@ -107,7 +126,7 @@ class Models:
         self._changing = threading.Lock()
         self.folders = list(folders)
         self._unnamed = False  # whether some recipe does not name a language
-        self.all: dict[str, Translating | Writing] = {}
+        self.all: dict[str, Served] = {}
         names = _names(self.folders)
         for folder, name in zip(self.folders, names, strict=True):
             self.all[name] = self._load(folder, name)
@@ -123,6 +142,10 @@ class Models:
     @property
     def writing(self) -> list[Writing]:
         return [model for model in self.all.values() if isinstance(model, Writing)]
+
+    @property
+    def predicting(self) -> list[Predicting]:
+        return [model for model in self.all.values() if isinstance(model, Predicting)]
 
     def sources(self) -> list[str]:
         return sorted({model.source for model in self.translating})
@@ -156,21 +179,21 @@ class Models:
         for model in self.all.values():
             model.close()
 
-    def _load(self, folder: Path, name: str) -> Translating | Writing:
+    def _load(self, folder: Path, name: str) -> Served:
         config = read_config(folder)
-        kind = (config.get("task") or {"kind": "translation"})["kind"]
-        contract = part_config(TaskConfig, kind).trains
-        translates = issubclass(contract, SequenceToSequence)
-        writes = issubclass(contract, LanguageModel)
-        options: dict[str, Any] = {"streams": 1} if translates or writes else {}  # the engine has its own streams
-        if translates:
+        task = parse(TaskConfig, config.get("task") or "translation")
+        generates = issubclass(task.trains, SequenceToSequence | LanguageModel)
+        options: dict[str, Any] = {"streams": 1} if generates else {}  # the engine has its own streams
+        if self.settings.quantize and not issubclass(task.trains, LanguageModel):
             options["quantize"] = self.settings.quantize
         found = heedful.load(folder, **options)
         if isinstance(found, Generator):
             engine = self._engine(found, name, written=_written_by_all, larger=WRITTEN)
             return Writing(name, folder, found, engine)
         if not isinstance(found, Translator):
-            raise ValueError(f"{folder}: models of the task {kind} are not served yet; use heedful predict")
+            predictor = Predictor(found, task)
+            engine = self._engine(predictor, name, written=lambda answer: 0)
+            return Predicting(name, folder, predictor, engine, predictor.example(folder))
         given = config.get("data", {})
         recipe = (given.get("source_language") or "", given.get("target_language") or "")
         self._unnamed = self._unnamed or not all(recipe)

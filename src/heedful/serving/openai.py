@@ -23,7 +23,7 @@ from heedful.serving.context import POLL, Context, clean, submitted
 from heedful.serving.engine import Job, Settings
 from heedful.serving.libretranslate import REFUSALS
 from heedful.serving.limits import RefusedError, bearer, error_body
-from heedful.serving.models import Writing
+from heedful.serving.models import Predicting, Writing
 
 MOST_TOKENS = 4096
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
@@ -71,15 +71,18 @@ def routes(context: Context) -> APIRouter:
 
     @router.get("/models", responses={403: REFUSALS[403]})
     async def models(request: Request) -> dict[str, Any]:
-        """The language models."""
+        """The language models, and the models that read."""
         context.keys.check(bearer(request.headers))
-        return {"object": "list", "data": [_described(model) for model in context.models.writing]}
+        return {"object": "list", "data": [_described(model) for model in _listed(context)]}
 
     @router.get("/models/{name}", responses={403: REFUSALS[403], 404: {"description": "There is no such model."}})
     async def model(name: str, request: Request) -> dict[str, Any]:
-        """One language model."""
+        """One of these models."""
         context.keys.check(bearer(request.headers))
-        return _described(_find(context, name))
+        for one in _listed(context):
+            if one.name == name:
+                return _described(one)
+        raise RefusedError(404, f"there is no model {name!r}")
 
     @router.post("/completions", responses={**REFUSALS, 404: {"description": "There is no such model."}})
     async def completions(asked: Completion, request: Request) -> Response:
@@ -107,7 +110,11 @@ def _find(context: Context, name: str) -> Writing:
     raise RefusedError(404, f"there is no language model {name!r}")
 
 
-def _described(model: Writing) -> dict[str, Any]:
+def _listed(context: Context) -> list[Writing | Predicting]:
+    return [*context.models.writing, *context.models.predicting]
+
+
+def _described(model: Writing | Predicting) -> dict[str, Any]:
     created = int(model.folder.stat().st_mtime) if model.folder.exists() else 0
     return {"id": model.name, "object": "model", "created": created, "owned_by": "heedful"}
 

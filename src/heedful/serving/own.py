@@ -1,8 +1,10 @@
 """Heedful's native API: translations with all their details, and the model's internals."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
@@ -11,17 +13,21 @@ from starlette.requests import Request
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.runner import Request as Text
 from heedful.inspection.details import MOST_TOKENS, described, inspected, look_ahead, parts_of
+from heedful.inspection.reading import Judge
+from heedful.inspection.reading import inspect as look_at_reader
 from heedful.model.multihead import MemoryAttention
 from heedful.serving.context import Context, clean
 from heedful.serving.engine import Settings
 from heedful.serving.libretranslate import REFUSALS
 from heedful.serving.limits import RefusedError, bearer
-from heedful.serving.models import Translating, Writing
+from heedful.serving.models import Predicting, Served, Translating, Writing
+from heedful.serving.predicting import Line
 
 Phrase = Annotated[str, Field(max_length=200)]
 Phrases = Annotated[list[Phrase], Field(max_length=20)]
 NO_MODEL: dict[int | str, dict[str, Any]] = {**REFUSALS, 404: {"description": "There is no such model."}}
 MOST_INSPECTED = 2_000  # characters
+MOST_OCCLUDED = 32  # words
 
 
 class Body(BaseModel):
@@ -56,7 +62,8 @@ class Asked(Body):
 
 class Inspected(Body):
     """What to inspect. `target_prefix` forces the beginning of the translation; the model continues from there.
-    `constraints` and `avoid`: phrases that it must and must not contain."""
+    `constraints` and `avoid`: phrases that it must and must not contain. `label`: which one of a classifier's to
+    explain; by default the most likely."""
 
     text: str = Field(max_length=MOST_INSPECTED)
     model: str = ""
@@ -64,6 +71,7 @@ class Inspected(Body):
     target_prefix: str = Field("", max_length=MOST_INSPECTED)
     constraints: Phrases = []
     avoid: Phrases = []
+    label: str = Field("", max_length=MOST_INSPECTED)
 
 
 class Looked(Body):
@@ -74,12 +82,22 @@ class Looked(Body):
     top: int = Field(10, ge=1, le=50)
 
 
+class Predicted(Body):
+    """What a model that reads is asked: a text or a list of texts; where it reads several together (a pair, a question
+    and a context), they are separated by a tab. `model`: its name; by default the first."""
+
+    inputs: str | list[str]
+    model: str = ""
+
+
 class Named(Body):
     model: str
 
 
 def routes(context: Context) -> APIRouter:
     router = APIRouter(prefix="/api", tags=["Heedful"])
+    # Which words decided takes a pass for each of them, so these requests take turns.
+    one_by_one = CapacityLimiter(1)
 
     @router.get("/models", responses={403: REFUSALS[403]})
     async def models(request: Request) -> list[dict[str, Any]]:
@@ -117,12 +135,29 @@ def routes(context: Context) -> APIRouter:
             "translations": [described(model.translator, one.text, other) for one, other in both],
         }
 
+    @router.post("/predict", responses=NO_MODEL)
+    async def predict(asked: Predicted, request: Request) -> dict[str, Any]:
+        """The predictions of a model that reads, as its task gives them: labels, a number, tags, an answer, words."""
+        context.keys.check(bearer(request.headers))
+        texts = [clean(text) for text in ([asked.inputs] if isinstance(asked.inputs, str) else asked.inputs)]
+        if not texts:
+            raise RefusedError(400, "inputs is an empty list; send at least one text")
+        context.check_size(texts)
+        model = _predicting(context, asked.model)
+        found = await context.predict(request, model, [Line(text) for text in texts])
+        return {"model": model.name, "task": model.predictor.task, "predictions": found}
+
     @router.post("/inspect", responses=NO_MODEL)
     async def inspect(asked: Inspected, request: Request) -> dict[str, Any]:
-        """Tokens, the attention of every layer and head, the candidates of every step, the beam search tree.
+        """Tokens, the attention of every layer and head, the candidates of every step, the beam search tree; of a
+        classifier or regressor, which words decided.
 
         If a text is translated in parts, this covers the first; `part` gives its number, the count and its text."""
         context.keys.check(bearer(request.headers))
+        if (reader := _judging(context, asked.model)) is not None:
+            return await _judged(context, reader, asked, one_by_one)
+        if asked.label:
+            raise RefusedError(400, "label is for classifiers; leave it out")
         wanted = _request(asked.text, asked.target_prefix, asked.constraints, asked.avoid)
         context.check_size([wanted.text])
         model = _translating(context, asked.model)
@@ -145,6 +180,35 @@ def routes(context: Context) -> APIRouter:
     return router
 
 
+async def _judged(context: Context, model: Predicting, asked: Inspected, turns: CapacityLimiter) -> dict[str, Any]:
+    """What is inside a classifier or regressor while it reads a text."""
+    if asked.target_prefix or asked.constraints or asked.avoid:
+        raise RefusedError(400, "target_prefix, constraints and avoid are for translators; leave them out")
+    text, use = clean(asked.text), model.predictor.use
+    assert isinstance(use, Judge)
+    context.check_size([text])
+    try:
+        model.predictor.check([text])
+        look = partial(look_at_reader, use, text, label=clean(asked.label), most=MOST_OCCLUDED)
+        seen = await to_thread.run_sync(look, limiter=turns)
+    except ValueError as error:
+        raise RefusedError(400, str(error)) from None
+    return {"prediction": seen["prediction"], **seen["inspected"], "warnings": []}
+
+
+def _judging(context: Context, name: str) -> Predicting | None:
+    """The reader to look inside: the one of this name, or if there is no translator the first."""
+    if name == "" and context.models.translating:
+        return None
+    for model in context.models.predicting:
+        if isinstance(model.predictor.use, Judge) and name in ("", model.name):
+            return model
+        if model.name == name:
+            task = model.predictor.task
+            raise RefusedError(400, f"{name!r}: models of the task {task} cannot be inspected yet; use /api/predict")
+    return None
+
+
 def _request(text: str, prefix: str, required: list[str], banned: list[str]) -> Text:
     try:
         return Text(clean(text), clean(prefix), [clean(one) for one in required], [clean(one) for one in banned])
@@ -152,9 +216,20 @@ def _request(text: str, prefix: str, required: list[str], banned: list[str]) -> 
         raise RefusedError(400, str(error)) from None
 
 
-def _described(model: Translating | Writing) -> dict[str, Any]:
+def _described(model: Served) -> dict[str, Any]:
     if isinstance(model, Writing):
         return {"name": model.name, "kind": "language model", "example": None}
+    if isinstance(model, Predicting):
+        return {
+            "name": model.name,
+            "kind": "reader",
+            "task": model.predictor.task,
+            "inputs": list(model.predictor.inputs),
+            "embeds": model.predictor.embeds,
+            "inspects": isinstance(model.predictor.use, Judge),
+            "waiting": model.engine.waiting,
+            "example": model.example,
+        }
     crosses = [module for module in model.translator.models[0].modules() if isinstance(module, MemoryAttention)]
     return {
         "name": model.name,
@@ -180,3 +255,12 @@ def _writing(context: Context, name: str) -> Writing:
         if not name or model.name == name:
             return model
     raise RefusedError(404, f"there is no language model {name!r}" if name else "no language model is loaded")
+
+
+def _predicting(context: Context, name: str) -> Predicting:
+    for model in context.models.predicting:
+        if not name or model.name == name:
+            return model
+    if name in context.models.all:
+        raise RefusedError(400, f"{name!r} is not a model that reads; use /api/translate or /v1/completions")
+    raise RefusedError(404, f"there is no model {name!r}" if name else "no model that reads is loaded")

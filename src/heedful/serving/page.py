@@ -37,6 +37,10 @@ def routes() -> APIRouter:
     async def script() -> Response:
         return _file("page.js")
 
+    @router.get("/readers.js")
+    async def readers_script() -> Response:
+        return _file("readers.js")
+
     @router.get("/docs.js")
     async def reference_script() -> Response:
         return _file("docs.js")
@@ -49,8 +53,11 @@ def one_file(data: dict[str, Any]) -> str:
     safe = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
     html = _read("page.html")
     html = html.replace('<link rel="stylesheet" href="page.css">', f"<style>\n{_read('page.css')}</style>")
-    script = f"<script>window.heedfulData = {safe};</script>\n<script>\n{_read('page.js')}</script>"
-    return html.replace('<script src="page.js"></script>', script)
+    first = f"<script>window.heedfulData = {safe};</script>\n"
+    for name in ("readers.js", "page.js"):
+        html = html.replace(f'<script src="{name}"></script>', f"{first}<script>\n{_read(name)}</script>")
+        first = ""
+    return html
 
 
 def _read(name: str) -> str:

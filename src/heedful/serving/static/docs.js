@@ -77,8 +77,11 @@ const TEXT = "Hello.";
 const quoted = (text) => `'${text.replace(/'/g, "'\\''")}'`;
 
 function sample(name, schema, path) {
-  const { source, target, translator, writer } = state.server;
-  const known = { source, target, q: TEXT, text: TEXT, prompt: TEXT, model: path.startsWith("/v1/") ? writer : translator, name: writer };
+  const { source, target, translator, writer, reader } = state.server;
+  const known = {
+    source, target, q: TEXT, text: TEXT, prompt: TEXT, model: path.startsWith("/v1/") ? writer : translator, name: writer,
+    inputs: Array(reader.inputs.length).fill(TEXT).join("\t"), input: TEXT, query: TEXT, documents: [TEXT, "Bye."],
+  };
   if (known[name] !== undefined) return known[name];
   if (schema.enum) return schema.enum[0];
   const one = resolve(schema.anyOf || schema.oneOf ? (schema.anyOf || schema.oneOf)[0] : schema);
@@ -167,11 +170,12 @@ async function start() {
     const [api, settings] = await Promise.all([read("openapi.json"), read("frontend/settings")]);
     const models = settings.keyRequired ? [] : await read("api/models");
     const named = (kind) => (models.find((one) => one.kind === kind) || { name: "MODEL" }).name;
+    const reader = models.find((one) => one.kind === "reader") || { name: "MODEL", inputs: ["text"] };
     const { source, target } = settings.language;
     state.api = api;
     state.server = {
       source: source.code || "en", target: target.code || "de", key: settings.keyRequired, translator: named("translator"),
-      writer: named("language model"),
+      writer: models.some((one) => one.kind === "language model") ? named("language model") : reader.name, reader,
     };
     show();
     if (location.hash) location.replace(location.hash); // its target exists only now

@@ -63,11 +63,12 @@ const WORDS = {
     part: "文本分为 {count} 部分翻译。这是第 {number} 部分：“{text}”",
   },
 };
+for (const [language, words] of Object.entries(READER_WORDS)) Object.assign(WORDS[language], words);
 // `placed`: the alignment head has been preselected; from then on the choice is the user's. `example`: the text that the
-// page filled in itself. `missing`: the model that a link asks for and that is not served here.
+// page filled in itself, and `readExample` the same for a reader. `missing`: the model that a link asks for and that is not served here.
 const state = {
-  language: "en", data: null, translation: null, kind: "cross", layer: 0, head: 0, placed: false, prefix: "", tab: "attention",
-  turn: 0, models: [], example: "", missing: "",
+  language: "en", data: null, translation: null, prediction: null, kind: "cross", layer: 0, head: 0, placed: false, prefix: "", tab: "attention",
+  turn: 0, models: [], example: "", readExample: "\t", missing: "",
 };
 const say = (name, values = {}) => (WORDS[state.language][name] || name).replace(/\{(\w+)\}/g, (_, key) => values[key]);
 const model = () => state.models.find((one) => one.name === $("model").value);
@@ -114,10 +115,11 @@ async function copy(text, done, failed) {
 }
 
 function link() {
-  const asked = new URLSearchParams({ text: $(isWriter() ? "prompt" : "source").value, model: $("model").value });
+  const text = isReader() ? readerLine() : $(isWriter() ? "prompt" : "source").value;
+  const asked = new URLSearchParams({ text, model: $("model").value });
   if (isWriter()) {
     for (const name of ["temperature", "length"]) asked.set(name, $(name).value);
-  } else {
+  } else if (!isReader()) {
     asked.set("beams", beams());
     for (const name of ["required", "avoid"]) phrases(name).forEach((phrase) => asked.append(name, phrase));
   }
@@ -133,7 +135,8 @@ function readLink() {
   const wanted = asked.get("model"), known = state.models.some((one) => one.name === wanted);
   if (known) $("model").value = wanted;
   state.missing = wanted && !known ? wanted : "";
-  $(isWriter() ? "prompt" : "source").value = asked.get("text") || "";
+  if (isReader()) setReaderLine(asked.get("text") || "");
+  else $(isWriter() ? "prompt" : "source").value = asked.get("text") || "";
   for (const name of ["beams", "temperature", "length"]) if (asked.has(name)) $(name).value = asked.get(name);
   for (const name of ["required", "avoid"]) $(name).value = asked.getAll(name).join("\n");
   $("glossary").open = asked.has("required") || asked.has("avoid");
@@ -228,11 +231,15 @@ function showTranslation() {
 
 // --- inside
 
-const TABS = () => (isWriter() ? ["tokens", "attention"] : ["tokens", "attention", "steps", "positions"]);
+const PANELS = ["decisive", "tokens", "attention", "steps", "positions"];
+function TABS() {
+  if (isReader()) return model().inspects ? ["decisive", "tokens", "attention", "positions"] : [];
+  return isWriter() ? ["tokens", "attention"] : ["tokens", "attention", "steps", "positions"];
+}
 
 function showTabs() {
   $("tabs").replaceChildren();
-  if (!TABS().includes(state.tab)) state.tab = "tokens";
+  if (!TABS().includes(state.tab)) state.tab = TABS()[0] || "";
   for (const name of TABS()) {
     const tab = make("button", say(name), { role: "tab", id: `tab-${name}`, type: "button", "aria-controls": name, "aria-selected": name === state.tab, tabindex: name === state.tab ? 0 : -1 });
     tab.addEventListener("click", () => { state.tab = name; showTabs(); showInside(); });
@@ -247,7 +254,7 @@ function showTabs() {
     });
     $("tabs").append(tab);
   }
-  for (const name of ["tokens", "attention", "steps", "positions"]) {
+  for (const name of PANELS) {
     $(name).hidden = name !== state.tab;
     $(name).setAttribute("aria-labelledby", `tab-${name}`);
   }
@@ -256,21 +263,22 @@ function showTabs() {
 function showInside() {
   showTabs();
   const part = state.data && state.data.part;
+  $("inside").hidden = !TABS().length;
   $("part").hidden = !part || part.count === 1;
-  $("part").textContent = part ? say("part", part) : "";
+  $("part").textContent = part ? say(isReader() ? "windows" : "part", part) : "";
   $("legend").hidden = true;
   if (!state.data) {
-    for (const id of ["tokens", "heads", "lines", "candidates", "tree"]) $(id).replaceChildren();
+    for (const id of ["tokens", "heads", "lines", "candidates", "tree", "decisive-words", "decisive-table"]) $(id).replaceChildren();
     for (const id of ["map", "waves"]) $(id).width = $(id).height = 0;
-    $("cell").textContent = $("axes").textContent = "";
+    $("cell").textContent = $("axes").textContent = $("decisive-hint").textContent = "";
     return;
   }
-  ({ tokens: showTokens, attention: showAttention, steps: showSteps, positions: showPositions })[state.tab]();
+  ({ decisive: showDecisive, tokens: showTokens, attention: showAttention, steps: showSteps, positions: showPositions })[state.tab]();
 }
 
 function showTokens() {
   $("tokens").replaceChildren();
-  const sides = isWriter() ? [["own", state.data.tokens]] : [["sourceTokens", state.data.source], ["targetTokens", state.data.target]];
+  const sides = isWriter() || isReader() ? [["own", state.data.tokens]] : [["sourceTokens", state.data.source], ["targetTokens", state.data.target]];
   for (const [name, tokens] of sides) {
     $("tokens").append(make("div", say(name), { class: "label" }));
     const row = make("div");
@@ -288,6 +296,9 @@ const visible = (text) => text.replace(/ /g, "▁").replace(/\n/g, "⏎");
 function attention() {
   return isWriter() ? state.data.attention : state.data.attention[state.kind];
 }
+
+// A reader has no source, just its text.
+const shownKind = (kind) => (isReader() ? "own" : kind);
 
 function fill(select, values, chosen) {
   select.replaceChildren(...values.map(([value, text]) => make("option", text, { value })));
@@ -307,11 +318,11 @@ function showAttention() {
     return;
   }
   $("cell").textContent = "";
-  $("axes").textContent = say(`axes_${state.kind}`);
+  $("axes").textContent = say(`axes_${shownKind(state.kind)}`);
   $("legend").hidden = false;
   state.layer = Math.min(state.layer, weights.length - 1);
   state.head = Math.min(state.head, weights[0].length - 1);
-  fill($("kind"), kinds.map((kind) => [kind, say(kind)]), state.kind);
+  fill($("kind"), kinds.map((kind) => [kind, say(shownKind(kind))]), state.kind);
   fill($("layer"), weights.map((_, index) => [index, index]), state.layer);
   fill($("head"), weights[0].map((_, index) => [index, index]), state.head);
   drawMap();
@@ -363,7 +374,7 @@ function drawMap() {
       pen.restore();
     });
   }
-  canvas.setAttribute("aria-label", `${say(state.kind)}, ${say("layer")} ${state.layer}, ${say("head")} ${state.head}`);
+  canvas.setAttribute("aria-label", `${say(shownKind(state.kind))}, ${say("layer")} ${state.layer}, ${say("head")} ${state.head}`);
   canvas.onmousemove = (event) => {
     const box = canvas.getBoundingClientRect();
     const x = Math.floor((event.clientX - box.left - labels) / size), y = Math.floor((event.clientY - box.top - labels) / size);
@@ -550,17 +561,30 @@ function showAll() {
   document.documentElement.lang = state.language;
   for (const element of document.querySelectorAll("[data-say]")) element.textContent = say(element.dataset.say);
   $("language").textContent = state.language === "en" ? "中文" : "English";
-  $("translate").hidden = isWriter();
+  $("translate").hidden = isWriter() || isReader();
   $("write").hidden = !isWriter();
+  $("read").hidden = !isReader();
   showTranslation();
+  showReader();
   showInside();
 }
 
 // Show the chosen model, with its example sentence unless the user has entered a text or is about to.
 function choose() {
-  state.data = state.translation = null;
+  state.data = state.translation = state.prediction = null;
   state.prefix = "";
   state.placed = false;
+  if (isReader()) {
+    state.tab = model().inspects ? "decisive" : "";
+    if (boxes() === state.readExample && !["first-text", "second-text"].includes(document.activeElement.id)) {
+      setReaderLine(model().example || "");
+      state.readExample = boxes();
+    }
+    showAll();
+    readTexts();
+    return;
+  }
+  if (["", "decisive"].includes(state.tab)) state.tab = "attention";
   if (!isWriter() && $("source").value === state.example && document.activeElement !== $("source")) {
     state.example = (model() && model().example) || "";
     $("source").value = state.example;
@@ -573,14 +597,20 @@ function choose() {
 async function start() {
   state.language = (navigator.language || "en").startsWith("zh") ? "zh" : "en";
   if (given) {
-    state.models = [{ name: "file", kind: "translator" }];
+    state.models = [given.prediction ? { name: "file", kind: "reader", inputs: given.inputs, inspects: true } : { name: "file", kind: "translator" }];
     fill($("model"), [["file", "file"]], "file");
     for (const element of document.querySelectorAll(".live")) element.hidden = true;
-    $("source").value = given.text;
-    $("source").readOnly = true;
     state.data = given.inspected;
-    state.translation = given.translation;
-    place();
+    if (given.prediction) {
+      setReaderLine(given.text);
+      state.prediction = { line: given.text, ...given.prediction };
+      state.tab = "decisive";
+    } else {
+      $("source").value = given.text;
+      state.translation = given.translation;
+      place();
+    }
+    for (const id of ["source", "first-text", "second-text"]) $(id).readOnly = true;
     showAll();
   } else {
     try {
@@ -597,9 +627,11 @@ async function start() {
     choose();
   }
 }
-const languages = ({ name, source, target }) => (source && source !== "src" ? `${name} (${source} → ${target})` : name);
+const languages = ({ name, source, target, task }) => (source && source !== "src" ? `${name} (${source} → ${target})` : task ? `${name} (${task.replace(/_/g, " ")})` : name);
 
 for (const id of ["source", "beams", "required", "avoid"]) $(id).addEventListener("input", later);
+for (const id of ["first-text", "second-text"]) $(id).addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(readTexts, 250); });
+$("view").addEventListener("change", showDecisive);
 $("copy").addEventListener("click", () => copy(state.translation.text, "copied", "notCopied"));
 $("copy-continuation").addEventListener("click", () => copy($("continuation").textContent, "copied", "notCopied"));
 $("share").addEventListener("click", () => {

@@ -1,0 +1,117 @@
+"""Models that read (labels, tags, answers, sentence vectors) as workers of the engine: what their tasks give as
+`predict` and `embed`, with inputs that are checked before they are queued."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heedful.decoding.generation import GenerationConfig
+from heedful.serving.engine import Settings
+from heedful.tasks import TaskConfig, Use
+from heedful.text.tokenizer import Tokenizer
+from heedful.text.words import words
+
+PLAIN = Settings(GenerationConfig(num_beams=1))  # nothing is generated, and so nothing is chosen
+LONGEST_EXAMPLE = 300  # characters
+
+
+@dataclass(frozen=True)
+class Line:
+    """A text to read, or several separated by tabs. `vector`: whether its embedding is wanted, not its prediction."""
+
+    text: str
+    vector: bool = False
+
+
+@dataclass(frozen=True)
+class ReadLine:
+    line: Line
+    tokens: int
+
+
+class Predictor:
+    """A model that reads, with the names of the texts it reads together: ("text",), ("question", "context")."""
+
+    def __init__(self, use: Use, task: TaskConfig) -> None:
+        self.use, self.task = use, task.kind
+        self.embeds = callable(getattr(use, "embed", None))
+        texts = tuple(column.name for column in task.columns if column.is_text)
+        # A model of sentence vectors is trained on several texts per row, but reads them one by one.
+        self.inputs = ("text",) if self.embeds or not texts else texts
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        for holder in (self.use, getattr(self.use, "opened", None)):
+            if isinstance(found := getattr(holder, "tokenizer", None), Tokenizer):
+                return found
+        return None
+
+    def check(self, lines: Sequence[str]) -> None:
+        """An error if some line has an empty text, or not as many as the model reads together."""
+        count = len(self.inputs)
+        for number, line in enumerate(lines, start=1):
+            texts = line.split("\t") if count > 1 else [line]
+            if len(texts) != count:
+                names = ", ".join(self.inputs)
+                given = "1 column" if len(texts) == 1 else f"{len(texts)} columns"
+                raise ValueError(f"input {number} has {given}; give {count} texts ({names}), separated by a tab")
+            if not all(text.strip() for text in texts):
+                raise ValueError(f"input {number} has an empty text; give one to read")
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """How many tokens each text has; words, if the model has no tokenizer of ours."""
+        if self.tokenizer is None:
+            return [len(words(text)) for text in texts]
+        return [len(row) for row in self.tokenizer.encode(texts)]
+
+    def read(self, requests: Sequence[Line]) -> list[ReadLine]:
+        counts = self.count([line.text for line in requests])
+        return [ReadLine(line, count) for line, count in zip(requests, counts, strict=True)]
+
+    def size(self, reading: ReadLine, config: GenerationConfig) -> int:
+        return reading.tokens + 2
+
+    def repeatable(self, reading: ReadLine) -> bool:
+        return True
+
+    def write(
+        self,
+        readings: Sequence[ReadLine],
+        config: GenerationConfig,
+        *,
+        batch_tokens: int,
+        dropped: Callable[[int], bool],
+        **options: Any,
+    ) -> list[Any]:
+        """A dict for each line, or a vector. Cancelled ones are not read."""
+        found: list[Any] = [None] * len(readings)
+        for vector in (False, True):
+            places = [place for place, one in enumerate(readings) if one.line.vector == vector and not dropped(place)]
+            texts = [readings[place].line.text for place in places]
+            if texts:
+                answers = self._embed(texts) if vector else self.use.predict(texts)
+                for place, answer in zip(places, answers, strict=True):
+                    found[place] = answer
+        return found
+
+    def _embed(self, texts: Sequence[str]) -> np.ndarray:
+        found: np.ndarray = np.asarray(self.use.embed(texts), dtype=np.float32)  # type: ignore[attr-defined]
+        return found
+
+    def example(self, folder: Path) -> str | None:
+        """The first row of the held-out test.tsv that is neither empty nor too long, if any: its texts, with tabs."""
+        try:
+            with (folder / "test.tsv").open(encoding="utf-8", errors="replace") as lines:
+                rows = [line.rstrip("\r\n").split("\t") for line in islice(lines, 100)]
+        except OSError:
+            return None
+        if not rows or not set(self.inputs) <= set(rows[0]):
+            return None
+        places = [rows[0].index(name) for name in self.inputs]
+        texts = ([row[place] for place in places] for row in rows[1:] if len(row) == len(rows[0]))
+        short = (row for row in texts if all(map(str.strip, row)) and sum(map(len, row)) <= LONGEST_EXAMPLE)
+        return next(("\t".join(row) for row in short), None)
