@@ -90,8 +90,13 @@ def parse_gains(said: str) -> dict[str, float]:
 def _read_file(file: Path) -> Iterator[tuple[str, Document]]:
     columns = _columns(_existing(file))
     names = [column.name for column in columns]
+    start = table_start(file, 1)
+    wide = max(len(columns), len(start[0])) if start else 0
     for line in refuse_faults(read_rows([file], columns)):
         if isinstance(line, Line):
+            if wide and line.more > wide:
+                raise ValueError(f"{line.file}:{line.number}: {line.more} columns, but the first line has {wide}; "
+                                 "remove tabs from the text")  # fmt: skip
             cells = dict(zip(names, map(str.strip, line.texts), strict=True))
             where = f"{line.file}:{line.number}"
             if cells.get("id") == "":
@@ -111,10 +116,13 @@ def _columns(file: Path) -> Columns:
         raise ValueError(f"{file}: documents must be a table (id, tab, title, tab, text), JSONL or a folder of .txt "
                          "files; this is none of them")  # fmt: skip
     header = {cell.strip().casefold() for cell in start[0]}
-    if header & set(TEXT.names) and header <= {*ID.names, *TITLE.names, *TEXT.names}:
+    if header & set(TEXT.names) and (len(header) == 1 or header & set(ID.names)):
         return tuple(column for column in (ID, TITLE, TEXT) if header & set(column.names))
-    width = min(len(row) for row in start)
-    return (ID, TITLE, TEXT) if width > 2 else (ID, TEXT) if width == 2 else (TEXT,)
+    width = len(start[0])
+    if width > 3:
+        raise ValueError(f"{file.name} has {width} columns and no header row; name them in a first line: id, title, "
+                         "text are read, others ignored")  # fmt: skip
+    return {1: (TEXT,), 2: (ID, TEXT), 3: (ID, TITLE, TEXT)}[width]
 
 
 def _read_folder(folder: Path) -> Iterator[tuple[str, Document]]:
