@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from heedful import __version__
+from heedful.commands.answer import answer
 from heedful.commands.compare import compare
 from heedful.commands.corpus import corpus
 from heedful.commands.data import data
@@ -46,6 +47,7 @@ app.command()(generate)
 app.command()(embed)
 app.command()(index)
 app.command()(search)
+app.command()(answer)
 app.command("import")(import_model)
 app.command("export")(export_model)
 app.add_typer(corpus)
