@@ -18,7 +18,7 @@ LEVELS = [
     {"alignment"},
     {"translator", "generator"},
     {"tasks"},
-    {"training"},
+    {"training", "search"},
     {"inspection"},
     {"serving"},
     {"commands"},

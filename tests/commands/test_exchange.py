@@ -71,7 +71,7 @@ def test_mistakes_are_named(tmp_path):
     import_model(tmp_path / "gpt2", tmp_path / "ours")
     with pytest.raises(ValueError, match="already holds a model; choose another --out"):
         import_model(tmp_path / "gpt2", tmp_path / "ours")
-    with pytest.raises(ValueError, match="is a model for causal_lm; only models for embed have sentence-transformers'"):
+    with pytest.raises(ValueError, match="a model for causal_lm; only models for embedding have sentence-tr"):
         export_model(tmp_path / "ours", tmp_path / "out", "sentence_transformers")
     with pytest.raises(ValueError, match="is not empty; choose another --out"):
         export_model(tmp_path / "ours", tmp_path / "gpt2", "hugging_face")

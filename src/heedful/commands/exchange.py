@@ -77,7 +77,7 @@ def _recipe(opened: "Opened", source: Path) -> dict[str, Any]:
         task, data = {"kind": "translation"}, {"max_length": limit - 1}
     elif sentence_transformers.has_pooling(source):
         pooling = sentence_transformers.read(source)
-        task = {"kind": "embed", "pooling": pooling.kind, "normalise": pooling.normalise}
+        task = {"kind": "embedding", "pooling": pooling.kind, "normalise": pooling.normalise}
         data = {"max_length": pooling.max_length}
     else:
         heads = [head.kind for head in getattr(opened.model.config, "heads", ())]
@@ -118,8 +118,10 @@ def export_model(
     kind = task["kind"] if isinstance(task, dict) else task
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty; choose another --out")
-    if to == "sentence_transformers" and kind != "embed":
-        raise ValueError(f"{folder} is a model for {kind}; only models for embed have sentence-transformers' layout")
+    if to == "sentence_transformers" and kind != "embedding":
+        raise ValueError(
+            f"{folder} is a model for {kind}; only models for embedding have sentence-transformers' layout"
+        )
     tokenizers = load_tokenizers(folder, columns=2 if kind == "translation" else 1)
     family = hugging_face.family_for(model)
     length = (recipe.get("data") or {}).get("max_length", 256)

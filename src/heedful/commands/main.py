@@ -10,10 +10,12 @@ from typing import Annotated
 import typer
 
 from heedful import __version__
+from heedful.commands.answer import answer
 from heedful.commands.compare import compare
 from heedful.commands.corpus import corpus
 from heedful.commands.data import data
 from heedful.commands.doctor import doctor
+from heedful.commands.embed import embed
 from heedful.commands.evaluate import evaluate, score
 from heedful.commands.exchange import export_model, import_model
 from heedful.commands.generate import generate
@@ -21,6 +23,7 @@ from heedful.commands.params import params
 from heedful.commands.plot import plot
 from heedful.commands.predict import predict
 from heedful.commands.recipes import recipe, recipes
+from heedful.commands.search import index, search
 from heedful.commands.serve import inspect, serve
 from heedful.commands.train import train
 from heedful.commands.translate import translate
@@ -41,6 +44,10 @@ app.command()(evaluate)
 app.command()(score)
 app.command()(compare)
 app.command()(generate)
+app.command()(embed)
+app.command()(index)
+app.command()(search)
+app.command()(answer)
 app.command("import")(import_model)
 app.command("export")(export_model)
 app.add_typer(corpus)

@@ -71,6 +71,11 @@ class Processes(Protocol):
         """The texts of all processes, which were distributed as `texts[rank::size]`, in their original order."""
         ...
 
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """The rows (first axis) of all processes, one process after the other. Gradients flow back to the process that
+        a row came from. All processes must call it."""
+        ...
+
 
 class Task(Protocol):
     """The contract. A batch is identified by its row numbers, so that it can be distributed, skipped and reproduced
@@ -117,6 +122,8 @@ class TaskConfig(PartConfig):
     specials     the special tokens it needs beyond <pad>, <s>, </s> and <unk>
     adds_up      whether its loss is a sum over rows. If rows are compared with each other (contrastive losses), a step
                  cannot be split into parts, and a recipe that asks for it is refused
+    gathers      whether processes may share a step although its loss does not add up, since the task gathers the rows
+                 of all processes itself: with its attribute `world`, which the trainer sets
     labelled     whether rows are examples that people labelled, of which none may be lost: a row that cannot be used is
                  an error, and texts longer than data.max_length are kept whole, since the task reads them in windows
     sizes        the recipes that `--budget` chooses a model from; none = the recipe's own model
@@ -128,6 +135,7 @@ class TaskConfig(PartConfig):
     metrics: ClassVar[Mapping[str, Direction]] = {"loss": "lower"}
     specials: ClassVar[tuple[str, ...]] = ()
     adds_up: ClassVar[bool] = True
+    gathers: ClassVar[bool] = False
     labelled: ClassVar[bool] = False
     sizes: ClassVar[tuple[str, ...]] = ()
     note: ClassVar[str] = ""

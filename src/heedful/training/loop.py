@@ -65,6 +65,8 @@ class Trainer:
         self.recipe, self.config = recipe, recipe.training
         self.task, self.model = task, model.to(world.device)
         self.world, self.journal, self.folder = world, journal, folder
+        if recipe.task.gathers:
+            task.world = world  # type: ignore[attr-defined]
         self.progress = Progress()
         self.states: dict[int, State] = {}  # what the task carries from step to step, per micro-batch
         self.frozen = freeze(self.model, self.config.freeze)

@@ -6,9 +6,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,12 @@ class World:
         dist.all_gather(rooms, room)
         return [one[: int(size)].cpu().numpy().tobytes() for one, size in zip(rooms, sizes, strict=True)]
 
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """The rows (first axis) of all processes, one process after the other. Gradients flow back to the process that
+        a row came from. All processes must call it."""
+        found: Tensor = rows if self.size == 1 else _GatherRows.apply(rows, self.rank, self.size)
+        return found
+
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()
@@ -68,6 +77,30 @@ class World:
         """Destroy the process group, except gloo's: that occasionally aborts the process (torch 2.13)."""
         if self.size > 1 and self.device.type == "cuda":
             dist.destroy_process_group()
+
+
+class _GatherRows(torch.autograd.Function):
+    """Forward: all rows to all processes. Backward: the gradients of all processes are added, and each takes those of
+    its own rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, rank: int, size: int) -> Tensor:
+        counts = [torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(size)]
+        dist.all_gather(counts, torch.tensor([len(rows)], device=rows.device))
+        sizes = [int(count) for count in counts]
+        room = rows.new_zeros(max(sizes), *rows.shape[1:])
+        room[: len(rows)] = rows
+        rooms = [torch.zeros_like(room) for _ in range(size)]
+        dist.all_gather(rooms, room)
+        ctx.own = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        return torch.cat([one[:count] for one, count in zip(rooms, sizes, strict=True)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        total = gradients[0].contiguous().clone()
+        dist.all_reduce(total)
+        return total[ctx.own], None, None
 
 
 def exit_now(code: int = 0) -> None:

@@ -80,7 +80,7 @@ def _run(
     asked = {"recipe": recipe.model_dump(mode="json"), "budget": str(budget), "data": inputs.digests(cache)}
     if recipe.start_from:
         asked["start"] = digest_of(Path(recipe.start_from))
-    if world.size > 1 and not recipe.task.adds_up:
+    if world.size > 1 and not (recipe.task.adds_up or recipe.task.gathers):
         raise ValueError(
             f"task {recipe.task.kind} compares the rows of a batch with each other, so processes cannot share one; "
             "train in one process"

@@ -1,0 +1,1 @@
+"""DOCUMENTS + QUESTION -> PASSAGES: an index on disk; search by words, by vectors or by both; answers from sources."""

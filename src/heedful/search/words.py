@@ -1,0 +1,62 @@
+"""Search by words: BM25, computed by bm25s.      Robertson and Zaragoza 2009; Lù 2024 (bm25s)
+
+Words are runs of letters and digits, without case; in scripts without spaces between words, each character is one.
+Nothing is stemmed and no word is left out, so that any language works; frequent words count little anyway.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heedful.search.fusion import Ranking, top
+from heedful.text.words import words
+
+RUN = re.compile(r"\w+")
+
+
+def tokens(text: str) -> list[str]:
+    return [run for word in words(text.casefold()) for run in RUN.findall(word)]
+
+
+class Words:
+    """A BM25 index (k1 = 1.5, b = 0.75, Lucene's idf, which is never negative)."""
+
+    def __init__(self, index: Any) -> None:
+        self._index = index
+
+    @classmethod
+    def build(cls, texts: Iterable[str]) -> "Words":
+        found = [tokens(text) for text in texts]
+        if not any(found):
+            raise ValueError("no document has a word to search for; give texts with letters or digits")
+        index = _bm25s().BM25()
+        index.index(found, show_progress=False)
+        return cls(index)
+
+    def search(self, query: str, k: int) -> Ranking:
+        """Documents that share a word with the query, best first."""
+        known = self._index.vocab_dict
+        asked = [token for token in tokens(query) if token in known]
+        return top(self.scores(asked), k, above=0.0) if asked else []
+
+    def scores(self, asked: Sequence[str]) -> np.ndarray:
+        return np.asarray(self._index.get_scores(list(asked)))
+
+    def save(self, folder: Path) -> None:
+        self._index.save(str(folder), show_progress=False)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Words":
+        """Arrays and JSON; nothing is unpickled."""
+        return cls(_bm25s().BM25.load(str(folder), allow_pickle=False, show_progress=False))
+
+
+def _bm25s() -> Any:
+    try:
+        import bm25s  # type: ignore[import-untyped]
+    except ImportError:
+        raise ValueError("search by words needs bm25s, which is not installed: pip install 'heedful[search]'") from None
+    return bm25s
