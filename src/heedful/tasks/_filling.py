@@ -46,8 +46,10 @@ class Filler:
 
     def show(self, found: dict[str, Any]) -> str:
         """The candidates for each mask, for a person: `cat 0.31  dog 0.12  ... | mat 0.52  ...`"""
-        lists = ["  ".join(f"{one['text'].strip()} {one['score']:.2f}" for one in best) for best in found["masks"]]
-        return " | ".join(lists)
+        lists = [
+            [f"{one['text'].strip() or repr(one['text'])} {one['score']:.2f}" for one in b] for b in found["masks"]
+        ]
+        return " | ".join(map("  ".join, lists))
 
     def evaluate(self, test: Path) -> dict[str, Any]:
         """Loss, accuracy and perplexity of masked tokens of a text file, with the masks of validation."""
