@@ -58,7 +58,7 @@ def vocabulary_cross_entropy(
 
     states: tokens width; weight: vocab width
     """
-    if door.chunked_loss(states, weight) is not None:
+    if not len(states) or door.chunked_loss(states, weight) is not None:
         return cross_entropy(F.linear(states, weight, bias), targets, smoothing=smoothing)
     total: Tensor = _VocabularyCrossEntropy.apply(states, weight, bias, targets, smoothing)
     if not smoothing:

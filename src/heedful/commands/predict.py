@@ -65,7 +65,8 @@ def _lines(texts: list[str] | None, source: str) -> Iterator[Iterator[str]]:
 
 
 def _answers(use: "Use", lines: Iterator[str], as_json: bool) -> Iterator[str]:
+    show = getattr(use, "show", lambda found: found["text"])
     while chunk := list(islice(lines, CHUNK)):
         for line, found in zip(chunk, use.predict(chunk), strict=True):
-            said = json.dumps({"input": line, **found}, ensure_ascii=False) if as_json else found["text"]
+            said = json.dumps({"input": line, **found}, ensure_ascii=False) if as_json else show(found)
             yield said.replace("\n", " ") + "\n"

@@ -6,6 +6,7 @@ batches, and the batches shuffled. A window bounds the memory, however large the
 """
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import numpy as np
 
@@ -16,11 +17,24 @@ WINDOW = 48  # blocks
 Cost = Callable[[int], float]  # of a token in a text of so many tokens, where one in a short text costs 1
 
 
+class Sized(Protocol):
+    """Rows whose lengths are known: a store, or pieces of its texts."""
+
+    @property
+    def counted(self) -> tuple[int, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def lengths(self, column: int, start: int = 0, end: int | None = None) -> np.ndarray: ...
+
+    def forget(self) -> None: ...
+
+
 def same_for_all(length: int) -> float:
     return 1.0
 
 
-def epoch(store: Store, *, budget: int, seed: int, number: int, cost: Cost = same_for_all) -> Iterator[np.ndarray]:
+def epoch(store: Sized, *, budget: int, seed: int, number: int, cost: Cost = same_for_all) -> Iterator[np.ndarray]:
     """The batches of one epoch as arrays of row numbers. The same seed and number give the same batches."""
     order = np.random.default_rng((seed, number))
     blocks = order.permutation(-(-len(store) // BLOCK))
@@ -35,7 +49,7 @@ def epoch(store: Store, *, budget: int, seed: int, number: int, cost: Cost = sam
         store.forget()
 
 
-def in_order(store: Store, *, budget: int, cost: Cost = same_for_all) -> Iterator[np.ndarray]:
+def in_order(store: Sized, *, budget: int, cost: Cost = same_for_all) -> Iterator[np.ndarray]:
     """All rows once, grouped by length; for validation."""
     rows, lengths = _window(store, np.arange(-(-len(store) // BLOCK)))
     yield from cut(rows, lengths, budget, cost)
@@ -94,7 +108,7 @@ def padding(store: Store, *, budget: int) -> float:
     return 1 - real / max(1, places)
 
 
-def longest(store: Store, *, budget: int, cost: Cost = same_for_all) -> np.ndarray:
+def longest(store: Sized, *, budget: int, cost: Cost = same_for_all) -> np.ndarray:
     """The batch that needs the most memory: the longest rows, as many as the budget allows."""
     best, sizes = np.empty(0, dtype=np.int64), np.empty(0)
     blocks = np.arange(-(-len(store) // BLOCK))
@@ -109,7 +123,7 @@ def longest(store: Store, *, budget: int, cost: Cost = same_for_all) -> np.ndarr
     return best
 
 
-def _window(store: Store, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _window(store: Sized, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The rows of these blocks and their lengths: rows columns."""
     spans = [(int(block) * BLOCK, min(len(store), (int(block) + 1) * BLOCK)) for block in blocks]
     rows = np.concatenate([np.arange(start, end) for start, end in spans]) if spans else np.empty(0, dtype=np.int64)

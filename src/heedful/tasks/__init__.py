@@ -107,7 +107,8 @@ class Task(Protocol):
 
 
 class Use(Protocol):
-    """What `heedful.load` returns: a model ready to use."""
+    """What `heedful.load` returns: a model ready to use. It may have `show(found) -> str`: a prediction as the command
+    line shows it, where that is not its `text`."""
 
     def predict(self, texts: Sequence[str]) -> list[dict[str, Any]]:
         """The prediction for each line (columns separated by tabs): `text`, and whatever else the task gives."""

@@ -4,6 +4,7 @@ longer than the model, so that no word goes unread.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -125,8 +126,21 @@ def _padded(rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]], fill:
     return torch.from_numpy(tokens), torch.from_numpy(kinds), torch.from_numpy(valid)
 
 
-def read(model: Reader | FastReader, texts: Windows) -> Tensor:
-    """The states of every token of every window."""
+class Framed(Protocol):
+    """Framed rows of tokens, padded."""
+
+    @property
+    def tokens(self) -> Tensor: ...
+
+    @property
+    def types(self) -> Tensor: ...
+
+    @property
+    def valid(self) -> Tensor: ...
+
+
+def read(model: Reader | FastReader, texts: Framed) -> Tensor:
+    """The states of every token of every row."""
     types = texts.types if getattr(model, "token_types", None) is not None else None
     states: Tensor = model(texts.tokens, token_types=types, valid=texts.valid)
     return states

@@ -247,6 +247,11 @@ class Tokenizer:
         """The BPE merges in order of rank; empty for other kinds."""
         return [(first, second) for first, second in self._data()["model"].get("merges", [])]
 
+    @cached_property
+    def continuation(self) -> str:
+        """The mark of tokens that continue a word: ## in WordPiece; empty where beginnings are marked instead."""
+        return self._data()["model"].get("continuing_subword_prefix") or ""
+
     def token_ids(self) -> dict[str, int]:
         return self._backend.get_vocab()
 
