@@ -32,23 +32,38 @@ QUOTED_LINES = 50  # lines of a TSV that are examined to tell whether its cells 
 PAIR_KEYS = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"), ("en", "de"))
 
 
+class Placed:
+    """`unit`: what the number counts, if it is not lines."""
+
+    file: str
+    number: int
+    unit: str
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages: file:7, or file, question 7."""
+        return f"{self.file}:{self.number}" if self.unit == "line" else f"{self.file}, {self.unit} {self.number}"
+
+
 @dataclass(frozen=True)
-class Line:
+class Line(Placed):
     """A usable line: the content of each column that is read."""
 
     file: str
     number: int
     texts: tuple[str, ...]
     more: int = 0  # the number of columns, if there are more than are read
+    unit: str = "line"
 
 
 @dataclass(frozen=True)
-class Fault:
+class Fault(Placed):
     """An unusable line, and the reason."""
 
     file: str
     number: int
     reason: str
+    unit: str = "line"
 
 
 def read_rows(files: Sequence[Path], columns: Sequence[Column], fields: Sequence[str] = ()) -> Iterator[Line | Fault]:
