@@ -102,7 +102,8 @@ def _test_of(models: list[Path]) -> tuple[list[Path], Path]:
     """The model folders and the test file: the one given, or the pairs that the first model's training held out."""
     *folders, test = models
     if test.is_dir():
-        folders, test = models, models[0] / "test.tsv"
+        files = [models[0] / name for name in ("test.tsv", "test.jsonl")]
+        folders, test = models, next((file for file in files if file.is_file()), files[0])
         if not test.is_file():
             raise ValueError(
                 f"{models[0]} has no test.tsv, since no pairs were held out; give a test file after the model"

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from heedful.data.check import Report
-from heedful.data.columns import is_document
+from heedful.data.columns import has_answers, is_document
 from heedful.data.conll import complete, is_tagged
 from heedful.data.corpus import Fault, Line, near
 from heedful.data.inputs import SPLITS, DataConfig, Inputs
+from heedful.data.squad import tokens_of
 from heedful.data.store import StoreWriter
 from heedful.files import sync_folder, write_text
 from heedful.text.tokenizer import Tokenizer
@@ -116,7 +117,7 @@ class Builder:
             ]
             if self.inputs.strict and not all(keep):
                 line = lines[keep.index(False)]
-                raise ValueError(f"{line.file}:{line.number}: a text without any token; correct or remove the line")
+                raise ValueError(f"{line.place}: a text without any token; correct or remove the {line.unit}")
             self.too_long += len(keep) - sum(keep)
             lines = [line for line, kept in zip(lines, keep, strict=True) if kept]
             columns = [[row for row, kept in zip(rows, keep, strict=True) if kept] for rows in columns]
@@ -144,6 +145,8 @@ class Builder:
                 tokenizer = next(tokenizers)
                 first = words and place == self.texts[0]
                 found.append([list(chain.from_iterable(row)) for row in words] if first else tokenizer.encode(cells))
+            elif column.kind == "answers":
+                found.append(tokens_of(lines, self.tokenizers[-1], context=place - 1, answers=place))
             elif column.kind in ("raw", "number"):
                 found.append([list(cell.encode()) for cell in cells])
             else:
@@ -188,7 +191,9 @@ class Split:
         wanted = data.held_out or min(1000, max(1, usable // (LABELLED if inputs.strict else PAIRS)))
         self.missing = [split for split in SPLITS[1:] if not getattr(inputs, split)]
         self.rows = not is_document(inputs.columns)
-        self.texts = [place for place, column in enumerate(inputs.columns) if column.is_text][:1]
+        texts = [place for place, column in enumerate(inputs.columns) if column.is_text]
+        # Questions about the same context stay together: to have read it in training is half the answer.
+        self.texts = texts[-1:] if has_answers(inputs.columns) else texts[:1]
         if "valid" not in self.missing or (self.rows and usable < 20):  # nothing to hold out, or too few
             self.missing = []
         self.share = min(0.2, wanted / usable)
@@ -204,7 +209,7 @@ class Split:
         return [(split, Line(line.file, line.number, (part,))) for split, part in parts if part]
 
     def _of_row(self, line: Line) -> str:
-        """Rows whose first texts differ only in case, spaces and punctuation stay together."""
+        """Rows whose deciding texts differ only in case, spaces and punctuation stay together."""
         texts = [line.texts[place] for place in self.texts] or ["\t".join(line.texts)]
         source = near(texts[0]) or texts[0]
         place = int.from_bytes(blake2b(source.encode(), digest_size=8).digest()) / 2**64

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["text", "document", "label", "labels", "tags", "number", "raw"]
+Kind = Literal["text", "document", "label", "labels", "tags", "number", "answers", "raw"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,9 @@ class Column:
     tags       a label for each word of the first text, separated by spaces; a row stores a number for each token: 0, or
                where it is the first of a word, 1 + the number of the word's label
     number     a finite number, kept as its text
-    raw        kept as bytes: a span, the path of an image or a sound, which the task itself reads
+    answers    spans of the text before it, as SQuAD's JSON: see `squad`; a row stores the tokens of the first one as
+               text, "first last", or nothing if there is no answer
+    raw        kept as bytes: the path of an image or a sound, which the task itself reads
     """
 
     name: str
@@ -52,6 +54,11 @@ DOCUMENT: Columns = (Column("text", "document"),)
 
 def is_document(columns: Sequence[Column]) -> bool:
     return any(column.kind == "document" for column in columns)
+
+
+def has_answers(columns: Sequence[Column]) -> bool:
+    """Whether rows are questions with answers in a context, which have files of their own: see `squad`."""
+    return any(column.kind == "answers" for column in columns)
 
 
 def is_pair(columns: Sequence[Column]) -> bool:

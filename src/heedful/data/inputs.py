@@ -8,9 +8,10 @@ from pydantic import Field
 
 from heedful.config import Config, Size
 from heedful.data.check import Report, check
-from heedful.data.columns import PAIR, Columns, is_document
+from heedful.data.columns import PAIR, Columns, has_answers, is_document
 from heedful.data.corpus import Fault, Line, read_rows, row_format
 from heedful.data.digest import known_digest
+from heedful.data.squad import read_questions
 
 SPLITS = ("train", "valid", "test")
 
@@ -51,12 +52,13 @@ class Inputs:
             if not file.is_file():
                 raise ValueError(f"there is no file {file}")
         for files in (self.train, self.valid, self.test):
-            if files and not is_document(self.columns):
+            if files and not (is_document(self.columns) or has_answers(self.columns)):
                 row_format(files, self.columns)
 
     def read(self, split: str) -> Iterator[Line | Fault]:
         files: tuple[Path, ...] = getattr(self, split)
-        lines = read_rows(files, self.columns, self.fields)
+        read = read_questions if has_answers(self.columns) else read_rows
+        lines = read(files, self.columns, self.fields)
         return refuse_faults(lines) if self.strict else lines
 
     def digests(self, cache: Path) -> dict[str, list[str]]:
@@ -68,7 +70,7 @@ def refuse_faults(lines: Iterable[Line | Fault]) -> Iterator[Line | Fault]:
     """The same lines, but one that cannot be used is an error."""
     for line in lines:
         if isinstance(line, Fault) and line.reason not in ("header row", "empty line"):
-            raise ValueError(f"{line.file}:{line.number}: {line.reason}; correct or remove the line")
+            raise ValueError(f"{line.place}: {line.reason}; correct or remove the {line.unit}")
         yield line
 
 

@@ -17,8 +17,21 @@ MARKS = (
 )  # fmt: skip
 
 
+class Placed:
+    """`unit`: what the number counts, if it is not lines."""
+
+    file: str
+    number: int
+    unit: str
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages: file:7, or file, question 7."""
+        return f"{self.file}:{self.number}" if self.unit == "line" else f"{self.file}, {self.unit} {self.number}"
+
+
 @dataclass(frozen=True)
-class Line:
+class Line(Placed):
     """A usable line: the content of each column that is read."""
 
     file: str
@@ -26,15 +39,17 @@ class Line:
     texts: tuple[str, ...]
     more: int = 0  # the number of columns, if there are more than are read
     note: str = ""  # what was corrected in reading it
+    unit: str = "line"
 
 
 @dataclass(frozen=True)
-class Fault:
+class Fault(Placed):
     """An unusable line, and the reason."""
 
     file: str
     number: int
     reason: str
+    unit: str = "line"
 
 
 def open_bytes(file: Path) -> IO[bytes]:

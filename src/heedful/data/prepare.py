@@ -35,7 +35,9 @@ class Prepared:
     columns: Columns = PAIR
 
     def store(self, split: str) -> Store:
-        counted = [place for place, column in enumerate(self.columns) if column.kind not in ("raw", "number")]
+        counted = [
+            place for place, column in enumerate(self.columns) if column.kind not in ("raw", "number", "answers")
+        ]
         return Store(
             self.folder, split, columns=len(self.columns), vocab=largest(self.tokenizers), counted=tuple(counted)
         )

@@ -45,9 +45,9 @@ class Rows:
     def worst(self, budget: int) -> np.ndarray:
         return batches.longest(self.train, budget=budget, cost=self.cost)
 
-    def windows(self, store: Store, rows: np.ndarray) -> Windows:
+    def windows(self, store: Store, rows: np.ndarray, *, overlap: int | None = None, whole: int = -1) -> Windows:
         texts = zip(*(store.rows(place, rows) for place in self.places), strict=True)
-        return windows(list(texts), self.tokenizer, length=self.length)
+        return windows(list(texts), self.tokenizer, length=self.length, overlap=overlap, whole=whole)
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def windows(
                 kept[repeated] = kept[repeated][: max(room - len(kept[cut]), room // 2)]
             room -= len(kept[repeated])
         shared = room // OVERLAP if overlap is None else overlap
-        if shared >= room:
+        if shared >= room and len(kept[cut]) > room:
             raise ValueError(
                 f"an overlap of {shared} tokens leaves nothing new in a window, which has room for {room}; "
                 f"choose at most {room - 1}"

@@ -236,6 +236,11 @@ class Tokenizer:
         encoding = self._backend.encode(text, add_special_tokens=False)
         return [(token, start, end) for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)]
 
+    def offsets(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+        """The character span of each token of each text. A token may include the space before its word; the tokens of
+        one character (its bytes) all have its span; a character that the tokenizer drops is in none."""
+        return [encoding.offsets for encoding in self._backend.encode_batch(list(texts), add_special_tokens=False)]
+
     def token(self, index: int) -> str:
         """The string of a token; part of a multi-byte character is shown as <0xE4>."""
         found: str | None = self._backend.id_to_token(index)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from heedful.data.columns import has_answers
 from heedful.data.corpus import jsonl_start, table_start
 from heedful.data.inputs import Inputs
 from heedful.data.layout import guess, layout
@@ -24,8 +25,9 @@ def arranged(
     The recipe then is complete: test files are read in the same way."""
     given = tuple(fields) or recipe.data.fields
     task = recipe.task
-    start = table_start(train[0], GUESSED, task.columns) if task.labelled and train and train[0].is_file() else []
-    if task.labelled and train and train[0].is_file():
+    looks = task.labelled and not has_answers(task.columns) and bool(train) and train[0].is_file()
+    start = table_start(train[0], GUESSED, task.columns) if looks else []
+    if looks:
         names = {*given, *jsonl_start(train[0]), *(start[0] if start else ())}
         task = task.for_columns(len(start[0]) if start else len(given), {name.strip().casefold() for name in names})
     if start and not given:

@@ -15,8 +15,10 @@ from safetensors.torch import load_file
 
 from heedful.checkpoint import average, newest, regular, set_aside
 from heedful.data.check import Report
+from heedful.data.columns import has_answers
 from heedful.data.inputs import Inputs, look_over
 from heedful.data.prepare import Prepared, load_tokenizers, prepare, save_tokenizers
+from heedful.data.squad import as_jsonl
 from heedful.files import locked, write_text
 from heedful.model.architecture import Model
 from heedful.model.create import create
@@ -288,8 +290,11 @@ def _prepare(
 
 
 def _save_test(prepared: Prepared, out: Path) -> None:
-    """Save the held-out test rows for `heedful evaluate MODEL`; labelled ones with a header row."""
-    if prepared.has("test"):
+    """Save the held-out test rows for `heedful evaluate MODEL`; labelled ones with a header row, questions as JSONL,
+    since spaces count where an answer is a place in a text."""
+    if prepared.has("test") and has_answers(prepared.columns):
+        write_text(out / "test.jsonl", "".join(map(as_jsonl, prepared.texts("test"))))
+    elif prepared.has("test"):
         rows = [] if all(column.is_text for column in prepared.columns) else [[c.name for c in prepared.columns]]
         rows += [[" ".join(cell.split()) for cell in row] for row in prepared.texts("test")]
         write_text(out / "test.tsv", "".join("\t".join(row) + "\n" for row in rows))
