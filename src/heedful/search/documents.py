@@ -126,7 +126,7 @@ def _columns(file: Path) -> Columns:
 
 
 def _read_folder(folder: Path) -> Iterator[tuple[str, Document]]:
-    from heedful.data.corpus import open_bytes
+    from heedful.data.lines import open_bytes
 
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(TEXT_FILES))
     if not files:
