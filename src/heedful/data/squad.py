@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unicodedata import combining
 
 from heedful.data.columns import Column
 from heedful.data.lines import UNREADABLE, Fault, Line, open_bytes
@@ -98,10 +99,16 @@ def token_span(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tupl
 
 
 def text_span(offsets: Sequence[tuple[int, int]], context: str, first: int, last: int) -> tuple[int, int]:
-    """The characters [start, end) from the first to the last token, without spaces at the ends."""
+    """The characters [start, end) from the first to the last token, without spaces at the ends. A letter keeps its
+    accents, which are characters of their own in some texts, and which some tokenizers drop."""
     start, end = offsets[first][0], offsets[last][1]
     text = context[start:end]
-    return start + len(text) - len(text.lstrip()), end - (len(text) - len(text.rstrip()))
+    start, end = start + len(text) - len(text.lstrip()), end - (len(text) - len(text.rstrip()))
+    while 0 < start < len(context) and combining(context[start]):
+        start -= 1
+    while 0 < end < len(context) and combining(context[end]):
+        end += 1
+    return start, end
 
 
 def _from_squad(file: Path, articles: Any) -> Iterator[Line | Fault]:
