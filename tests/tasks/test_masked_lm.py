@@ -73,8 +73,8 @@ def both(folder, family, kind, *, vocab, width, hidden, heads):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(3)
     own = {
-        "AlbertConfig": {"embedding_size": 13, "classifier_dropout_prob": 0.0},
-        "RobertaConfig": {"pad_token_id": 1, "type_vocab_size": 1},
+        "Albert": {"embedding_size": 13, "classifier_dropout_prob": 0.0},
+        "Roberta": {"pad_token_id": 1, "type_vocab_size": 1},
     }
     config = getattr(transformers, f"{family}Config")(
         vocab_size=vocab, hidden_size=width, intermediate_size=hidden, num_attention_heads=heads, num_hidden_layers=2,
