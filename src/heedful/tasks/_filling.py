@@ -96,7 +96,7 @@ class Filler:
 
     @cached_property
     def _known(self) -> Tensor:
-        special = is_special(self.tokenizer.vocab, self.tokenizer.specials)
+        special = is_special(self.tokenizer)
         return torch.tensor([index for index in self.tokenizer.token_ids().values() if not special[index]])
 
     def _best(self, log_probs: Tensor) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from heedful.data import batches
 from heedful.data.columns import DOCUMENT, Columns
-from heedful.data.masking import masking_for
+from heedful.data.masking import inner_blanks, is_special, masking_for
 from heedful.data.padding import pad
 from heedful.data.pieces import Packed, PairKind, Pairs, Pieces, Texts
 from heedful.data.prepare import Prepared
@@ -25,7 +25,7 @@ from heedful.tasks._filling import Filler
 from heedful.tasks._labelled import opened
 from heedful.tasks._reading import SPECIALS, framed, read
 from heedful.text.tokenizer import Tokenizer
-from heedful.text.whole_words import WholeWords
+from heedful.text.whole_words import WholeWords, blank_tokens
 
 HEAD, PAIR_HEAD = "masked_lm", "next_sentence"
 PAIR_TERMS = {"next_sentence": "next_sentence", "sentence_order": "order"}
@@ -113,6 +113,7 @@ class Examples:
         self.tokenizer, self.frame = tokenizer, tokenizer.frame
         self.masking = masking_for(tokenizer, config.mask, whole_words=config.whole_words)
         self.words = self.masking.words or WholeWords(tokenizer)
+        self.special, self.blank = is_special(tokenizer), blank_tokens(tokenizer)
         self.room = length - self.frame.size(2 if self.pair_term else 1)
         if self.room < 2:
             raise ValueError(f"windows of {length} tokens have no room for text; raise data.max_length")
@@ -130,9 +131,11 @@ class Examples:
             piece = pieces.draw(row, chance)
             tokens, kinds = framed([text.tolist() for text in piece.texts], self.frame)
             whole = np.array(tokens, dtype=np.int64)
+            kept = inner_blanks(whole, self.special, self.blank)
+            whole = whole[kept]
             masked, chosen = self.masking(whole, chance)
             shown.append(masked)
-            types.append(kinds)
+            types.append(np.array(kinds)[kept])
             places.append(chosen)
             wanted.append(whole[chosen])
             labels.append(piece.label)

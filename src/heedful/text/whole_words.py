@@ -10,6 +10,7 @@ from heedful.text.words import UNSPACED
 
 SPACES = " Ġ▁"  # what marks a token that begins with a space: ours, byte-level BPE's, SentencePiece's
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+BLANK_BYTES = "ĠĊĉč"  # space, line feed, tab and carriage return in byte-level BPE
 BLANKS = range(0x100, 0x122)  # the characters by which byte-level BPE writes control characters and the space
 
 
@@ -61,3 +62,17 @@ def _is_letter(character: str, bytewise: bool) -> bool:
     if bytewise and character > "\x7f":
         return ord(character) not in BLANKS
     return character != "" and unicodedata.category(character)[0] in "LM"
+
+
+def blank_tokens(tokenizer: Tokenizer) -> np.ndarray:
+    """For each token, whether it is nothing but spaces and line breaks."""
+    found = np.zeros(tokenizer.vocab, dtype=bool)
+    tokens = tokenizer.token_ids()
+    bytewise = "Ġ" in tokens
+    for token, index in tokens.items():
+        if byte := BYTE.fullmatch(token):
+            found[index] = chr(int(byte[1], 16)) in " \t\n\r"
+        else:
+            rest = token.strip(SPACES + (BLANK_BYTES if bytewise else "")).strip()
+            found[index] = not rest and index not in tokenizer.specials
+    return found

@@ -1,0 +1,155 @@
+"""What does pre-training on plain text give to a classifier with few labels, and which of BERT's choices matter?
+
+    python benchmarks/pretraining.py --out runs/pretraining                    six seeds: most of a day on two cores
+    python benchmarks/pretraining.py --out runs/pretraining --seeds 1 --steps 40 --tuning-steps 40 --preset bert-tiny \\
+        --documents 20                                                         only to see that it runs: some minutes
+
+Models are pre-trained on ten novels (../shared/data/prose), then fine-tuned on 500 labelled rows of SST-2 (sentiment)
+and TREC (question types), with 100 more to choose the best step, and tested on the published test sets. All variants of
+a seed see the same labelled rows, and have the same model and tokenizer.
+
+    nothing          no pre-training
+    fresh            masks drawn anew in every epoch, windows of running text (RoBERTa)
+    static           the masks of the first epoch in all
+    next_sentence    fresh, with pairs of segments and the loss of BERT
+    sentence_order   fresh, with pairs of segments and the loss of ALBERT
+    whole_words      fresh, all tokens of a word together
+
+p: the exact permutation test of paired differences against `fresh` over seeds, two-sided: of all ways to swap the two
+results of each seed, the share whose mean difference is at least as large. With n seeds it is 2 / 2^n at least.
+
+If interrupted, the same command resumes.
+"""
+
+import argparse
+import gzip
+import itertools
+import os
+import random
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import heedful
+
+DATA = Path(os.environ.get("HEEDFUL_DATA", Path(__file__).parents[2] / "shared" / "data"))
+BASELINE = "fresh"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "fresh": {},
+    "static": {"task.fresh": False},
+    "next_sentence": {"task.pairs": "next_sentence"},
+    "sentence_order": {"task.pairs": "sentence_order"},
+    "whole_words": {"task.whole_words": True},
+}
+TASKS = {"SST-2": "sst2", "TREC": "trec6"}
+CHOOSING = 100  # labelled rows that choose the best step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--preset", default="bert-mini")
+    parser.add_argument("--steps", type=int, default=10000, help="of pre-training")
+    parser.add_argument("--tuning-steps", type=int, default=1000, help="of fine-tuning, and of training from nothing")
+    parser.add_argument("--labels", type=int, default=500)
+    parser.add_argument("--documents", type=int, default=0, help="chapters to pre-train on; 0 = all")
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("HEEDFUL_CACHE", str(options.out / "cache"))
+    chosen = list(dict.fromkeys([BASELINE, *options.variants]))  # its tokenizer is that of all
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
+    for seed in range(1, options.seeds + 1):
+        for name in chosen:
+            found[name].append(run(name, seed, options))
+            print(f"seed {seed}, {name}: {found[name][-1]}", flush=True)
+    print("\n" + table(found))
+
+
+def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
+    """The scores of one variant: on held-out chapters, and of the classifiers that start from it."""
+    scores: dict[str, float] = {}
+    folder = options.out / f"{name}-{seed}"
+    if name != "nothing":
+        scores["masked accuracy"] = pretrain(name, seed, folder, options)
+    for title, corpus in TASKS.items():
+        train, valid = labelled(corpus, seed, options)
+        changes = {"seed": seed, "training.steps": options.tuning_steps, "training.samples": 0}
+        changes["training.warmup"] = min(100, options.tuning_steps // 10)
+        start: dict[str, Any] = {"start_from": folder}
+        if name == "nothing":
+            own = options.out / f"{BASELINE}-{seed}" / "tokenizer.json"
+            changes |= {"model.preset": options.preset, "tokenizer.file": str(own)}
+            start = {}
+        classifier = heedful.train(
+            train,
+            valid=[valid],
+            out=folder.with_name(f"{folder.name}-{corpus}"),
+            recipe="classify",
+            changes=changes,
+            **start,
+        )
+        scores[title] = classifier.evaluate(DATA / corpus / "test.tsv")["accuracy"]
+    return scores
+
+
+def pretrain(name: str, seed: int, folder: Path, options: argparse.Namespace) -> float:
+    """Masked accuracy on held-out chapters, with the same masks for all that mask alike."""
+    texts = {split: prose(split, options) for split in ("train", "dev")}
+    every = max(1, options.steps // 10)
+    changes = {
+        "seed": seed, "model.preset": options.preset, "training.steps": options.steps, "training.samples": 0,
+        "training.warmup": min(500, every), "training.validate_every": every, "training.save_every": every,
+        **VARIANTS[name],
+    }  # fmt: skip
+    filler = heedful.train(texts["train"], valid=[texts["dev"]], out=folder, recipe="masked-lm", changes=changes)
+    return float(filler.evaluate(texts["dev"])["accuracy"])
+
+
+def prose(split: str, options: argparse.Namespace) -> Path:
+    file: Path = options.out / f"prose-{split}.txt"
+    with gzip.open(DATA / "prose" / f"{split}.txt.gz", "rt", encoding="utf-8") as opened:
+        chapters = opened.read().strip("\n").split("\n\n")
+    file.write_text("\n\n".join(chapters[: options.documents or None]) + "\n", encoding="utf-8")
+    return file
+
+
+def labelled(corpus: str, seed: int, options: argparse.Namespace) -> tuple[Path, Path]:
+    """Files with some labelled rows to train on, and some to choose the best step by."""
+    lines = (DATA / corpus / "train.tsv").read_text(encoding="utf-8").splitlines()
+    random.Random(seed).shuffle(lines)
+    files = tuple(options.out / f"{corpus}-{seed}-{split}.tsv" for split in ("train", "valid"))
+    parts = lines[: options.labels], lines[options.labels : options.labels + CHOOSING]
+    for file, part in zip(files, parts, strict=True):
+        file.write_text("\n".join(part) + "\n", encoding="utf-8")
+    return files[0], files[1]
+
+
+def table(found: dict[str, list[dict[str, float]]]) -> str:
+    titles = ["masked accuracy", *TASKS]
+    lines = ["| pre-training | " + " | ".join(f"{title} | p" for title in titles) + " |"]
+    lines.append("|---|" + "---:|---:|" * len(titles))
+    for name, runs in found.items():
+        cells = []
+        for title in titles:
+            values, base = ([one[title] for one in some if title in one] for some in (runs, found[BASELINE]))
+            spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.mean(values):.1f}{spread}" if values else "")
+            cells.append(f"{permutation(values, base):.3f}" if values and name != BASELINE else "")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    seeds = len(found[BASELINE])
+    return "\n".join([*lines, "", f"Percent, mean ± standard deviation over {seeds} seeds; p against {BASELINE}."])
+
+
+def permutation(first: Sequence[float], second: Sequence[float]) -> float:
+    differences = [one - two for one, two in zip(first, second, strict=True)]
+    seen = abs(sum(differences)) - 1e-9
+    signs = list(itertools.product((1, -1), repeat=len(differences)))
+    return sum(abs(sum(s * d for s, d in zip(some, differences, strict=True))) >= seen for some in signs) / len(signs)
+
+
+if __name__ == "__main__":
+    main()
