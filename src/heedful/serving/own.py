@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, fail_after, to_thread
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
@@ -190,9 +190,12 @@ async def _judged(context: Context, model: Predicting, asked: Inspected, turns: 
     try:
         model.predictor.check([text])
         look = partial(look_at_reader, use, text, label=clean(asked.label), most=MOST_OCCLUDED)
-        seen = await to_thread.run_sync(look, limiter=turns)
+        with fail_after(context.options.timeout):
+            seen = await to_thread.run_sync(look, limiter=turns)
     except ValueError as error:
         raise RefusedError(400, str(error)) from None
+    except TimeoutError:
+        raise RefusedError(503, "this took too long; send less at a time", {"Retry-After": "5"}) from None
     return {"prediction": seen["prediction"], **seen["inspected"], "warnings": []}
 
 
