@@ -21,7 +21,7 @@ from heedful.serving.engine import Settings
 from heedful.serving.libretranslate import REFUSALS
 from heedful.serving.limits import RefusedError, bearer
 from heedful.serving.models import Predicting, Served, Translating, Writing
-from heedful.serving.predicting import Line
+from heedful.serving.predicting import lines_of
 
 Phrase = Annotated[str, Field(max_length=200)]
 Phrases = Annotated[list[Phrase], Field(max_length=20)]
@@ -144,7 +144,7 @@ def routes(context: Context) -> APIRouter:
             raise RefusedError(400, "inputs is an empty list; send at least one text")
         context.check_size(texts)
         model = _predicting(context, asked.model)
-        found = await context.predict(request, model, [Line(text) for text in texts])
+        found = await context.predict(request, model, lines_of(texts))
         return {"model": model.name, "task": model.predictor.task, "predictions": found}
 
     @router.post("/inspect", responses=NO_MODEL)
