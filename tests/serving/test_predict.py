@@ -80,7 +80,7 @@ def test_every_task_answers_in_its_own_shape(server, model, text, keys):
          "input 2 has 1 column; give 2 texts (first, second), separated by a tab"),
         ({"inputs": "a\tb\tc", "model": "answer"}, 400,
          "input 1 has 3 columns; give 2 texts (question, context), separated by a tab"),
-        ({"inputs": "a\tnothing", "model": "answer"}, 400, "input 1: the context holds no answer"),
+        ({"inputs": ["a\tb", "a\tnothing"], "model": "answer"}, 400, "input 2: the context holds no answer"),
         ({"inputs": "a", "model": "nowhere"}, 404, "there is no model 'nowhere'"),
         ({"inputs": "a" * 20_001}, 400, "20001 characters exceed the limit of 20000; send less at a time"),
         ({"inputs": ["a"] * 257}, 400, "257 texts exceed the limit of 256; send fewer at a time"),

@@ -48,7 +48,7 @@ def serve(
 
       curl -d q=Hello -d source=en -d target=de http://127.0.0.1:8000/translate
 
-      curl -d '{"inputs": "a great film"}' http://127.0.0.1:8000/api/predict
+      curl --json '{"inputs": "a great film"}' http://127.0.0.1:8000/api/predict
     """
     try:
         import uvicorn

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, fail_after, to_thread
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
@@ -21,7 +21,7 @@ from heedful.serving.engine import Settings
 from heedful.serving.libretranslate import REFUSALS
 from heedful.serving.limits import RefusedError, bearer
 from heedful.serving.models import Predicting, Served, Translating, Writing
-from heedful.serving.predicting import Line
+from heedful.serving.predicting import lines_of
 
 Phrase = Annotated[str, Field(max_length=200)]
 Phrases = Annotated[list[Phrase], Field(max_length=20)]
@@ -144,7 +144,7 @@ def routes(context: Context) -> APIRouter:
             raise RefusedError(400, "inputs is an empty list; send at least one text")
         context.check_size(texts)
         model = _predicting(context, asked.model)
-        found = await context.predict(request, model, [Line(text) for text in texts])
+        found = await context.predict(request, model, lines_of(texts))
         return {"model": model.name, "task": model.predictor.task, "predictions": found}
 
     @router.post("/inspect", responses=NO_MODEL)
@@ -190,9 +190,12 @@ async def _judged(context: Context, model: Predicting, asked: Inspected, turns: 
     try:
         model.predictor.check([text])
         look = partial(look_at_reader, use, text, label=clean(asked.label), most=MOST_OCCLUDED)
-        seen = await to_thread.run_sync(look, limiter=turns)
+        with fail_after(context.options.timeout):
+            seen = await to_thread.run_sync(look, limiter=turns)
     except ValueError as error:
         raise RefusedError(400, str(error)) from None
+    except TimeoutError:
+        raise RefusedError(503, "this took too long; send less at a time", {"Retry-After": "5"}) from None
     return {"prediction": seen["prediction"], **seen["inspected"], "warnings": []}
 
 

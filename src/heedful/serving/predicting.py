@@ -1,6 +1,7 @@
 """Models that read (labels, tags, answers, sentence vectors) as workers of the engine: what their tasks give as
 `predict` and `embed`, with inputs that are checked before they are queued."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,10 +22,16 @@ LONGEST_EXAMPLE = 300  # characters
 
 @dataclass(frozen=True)
 class Line:
-    """A text to read, or several separated by tabs. `vector`: whether its embedding is wanted, not its prediction."""
+    """A text to read, or several separated by tabs. `vector`: whether its embedding is wanted, not its prediction.
+    `number`: which of a request's inputs it is, counted from 1, for errors."""
 
     text: str
     vector: bool = False
+    number: int = 1
+
+
+def lines_of(texts: Sequence[str], *, vector: bool = False) -> list[Line]:
+    return [Line(text, vector, number) for number, text in enumerate(texts, start=1)]
 
 
 @dataclass(frozen=True)
@@ -91,16 +98,23 @@ class Predictor:
         found: list[Any] = [None] * len(readings)
         for vector in (False, True):
             places = [place for place, one in enumerate(readings) if one.line.vector == vector and not dropped(place)]
-            texts = [readings[place].line.text for place in places]
-            if texts:
-                answers = self._embed(texts) if vector else self.use.predict(texts)
+            if places:
+                answers = self._answers([readings[place].line for place in places], vector=vector)
                 for place, answer in zip(places, answers, strict=True):
                     found[place] = answer
         return found
 
-    def _embed(self, texts: Sequence[str]) -> np.ndarray:
-        found: np.ndarray = np.asarray(self.use.embed(texts), dtype=np.float32)  # type: ignore[attr-defined]
-        return found
+    def _answers(self, lines: Sequence[Line], *, vector: bool) -> Sequence[Any]:
+        texts = [line.text for line in lines]
+        try:
+            if vector:
+                return np.asarray(self.use.embed(texts), dtype=np.float32)  # type: ignore[attr-defined, return-value]
+            return self.use.predict(texts)
+        except ValueError as error:
+            if len(lines) > 1:  # the engine tries each alone
+                raise
+            message = re.sub(r"^(line|text|input) 1\b", f"input {lines[0].number}", str(error))
+            raise ValueError(message) from error
 
     def example(self, folder: Path) -> str | None:
         """The first row of the held-out test.tsv that is neither empty nor too long, if any: its texts, with tabs."""

@@ -14,7 +14,7 @@ from heedful.serving.context import Context, clean
 from heedful.serving.libretranslate import REFUSALS
 from heedful.serving.limits import RefusedError, bearer
 from heedful.serving.models import Predicting
-from heedful.serving.predicting import Line
+from heedful.serving.predicting import lines_of
 
 NO_MODEL: dict[int | str, dict[str, Any]] = {**REFUSALS, 404: {"description": "There is no such model."}}
 # The labels that say of a pair of texts that they belong together.
@@ -119,7 +119,7 @@ def _texts(given: str | list[str] | Tokens | list[Tokens]) -> list[str]:
 
 async def _vectors(context: Context, request: Request, model: Predicting, texts: Sequence[str]) -> np.ndarray:
     """texts width"""
-    return np.stack(await context.predict(request, model, [Line(text, vector=True) for text in texts]))
+    return np.stack(await context.predict(request, model, lines_of(texts, vector=True)))
 
 
 def _shortened(vectors: np.ndarray, size: int | None) -> np.ndarray:
@@ -151,8 +151,8 @@ async def _relevance(
         vectors = _normalised(await _vectors(context, request, model, [query, *texts]))
         cosines: list[float] = (vectors[1:] @ vectors[0]).tolist()
         return cosines
-    pairs = [Line("\t".join(" ".join(text.split("\t")) for text in (query, other))) for other in texts]
-    found = await context.predict(request, model, pairs)
+    pairs = ["\t".join(" ".join(text.split("\t")) for text in (query, other)) for other in texts]
+    found = await context.predict(request, model, lines_of(pairs))
     if "scores" not in found[0]:
         return [float(one["score"]) for one in found]
     chosen = _relevant_label(model.name, list(found[0]["scores"]), label)

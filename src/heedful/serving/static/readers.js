@@ -9,6 +9,7 @@ const READER_WORDS = {
     vector: "A vector of {count} numbers, of length {length}:", others: "and {count} more", score: "Score",
     decisive: "Which words decided", view: "View", gradient: "gradient × embedding", occlusion: "drop when masked",
     decisiveHint: "How much each word speaks for “{target}” ({value}): blue for it, red against it. The gradient is a first-order estimate on the logit; the drop is how much is lost if the word is replaced by {replacement}.",
+    scoreHint: "How much each word raises the score ({value}): blue raises it, red lowers it. The gradient is a first-order estimate; the drop is how much is lost if the word is replaced by {replacement}.",
     word: "Word", notOccluded: "not computed", tagLegend: "Tags", noTags: "No word was tagged.",
     windows: "The text was read in {count} windows. Tokens and attention are those of the first.",
   },
@@ -18,6 +19,7 @@ const READER_WORDS = {
     guesses: "第 {number} 个空的猜测", vector: "{count} 维向量，长度 {length}：", others: "还有 {count} 个", score: "分数",
     decisive: "哪些词起决定作用", view: "视图", gradient: "梯度 × 词嵌入", occlusion: "遮住后的下降",
     decisiveHint: "每个词对“{target}”（{value}）的作用：蓝色支持，红色反对。梯度是对 logit 的一阶估计；下降是把该词换成 {replacement} 后减少的量。",
+    scoreHint: "每个词对分数（{value}）的作用：蓝色提高，红色降低。梯度是一阶估计；下降是把该词换成 {replacement} 后减少的量。",
     word: "词", notOccluded: "未计算", tagLegend: "标签", noTags: "没有词被标注。",
     windows: "文本分为 {count} 个窗口阅读。词元和注意力来自第一个窗口。",
   },
@@ -163,10 +165,11 @@ function showDecisive() {
   const found = state.data.decisive, view = $("view").value || "gradient";
   fill($("view"), ["gradient", "occlusion"].map((name) => [name, say(name)]), view);
   const values = { target: found.target, value: found.value.toFixed(3), replacement: found.replacement };
-  $("decisive-hint").textContent = say("decisiveHint", values);
+  $("decisive-hint").textContent = say(found.target === "score" && !("scores" in (state.prediction || {})) ? "scoreHint" : "decisiveHint", values);
   const most = Math.max(1e-9, ...found.words.map((word) => Math.abs(word[view] || 0)));
   const shade = (value) => `rgba(var(${value < 0 ? "--red" : "--blue"}), ${(0.6 * Math.abs(value || 0) / most).toFixed(3)})`;
-  const number = (value) => (value === null ? say("notOccluded") : `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`);
+  const sign = (value) => (Math.abs(value) < 0.0005 ? "" : value < 0 ? "−" : "+");
+  const number = (value) => (value === null ? say("notOccluded") : `${sign(value)}${Math.abs(value).toFixed(3)}`);
   const rows = inputs().map(() => make("div", "", { class: "words large" }));
   found.words.forEach((word) => {
     const span = make("span", word.text, { title: number(word[view]), tabindex: 0 });

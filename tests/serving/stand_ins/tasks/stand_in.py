@@ -57,7 +57,7 @@ class StandIn:
         """The longest word of the context."""
         context = line.split("\t")[1]
         if "nothing" in context:
-            raise ValueError("input 1: the context holds no answer")
+            raise ValueError("line 1: the context holds no answer")
         first, *others = sorted(re.finditer(r"\S+", context), key=lambda word: -len(word[0]))[:3]
         spans = [{"text": word[0], "start": word.start(), "end": word.end(), "score": 0.1} for word in others]
         return {"text": first[0], "answer": first[0], "start": first.start(), "end": first.end(), "score": 0.75,
