@@ -271,8 +271,8 @@ class Answerer:
         for batch in by_length([len(question) + len(context) for question, context in rows], BUDGET):
             texts = windows(
                 [rows[row] for row in batch], tokenizer, length=held.length, overlap=self.config.overlap, whole=0
-            ).to(held.model.device)
-            logits = held.model.predict(HEAD, read(held.model, texts))
+            ).to(held.fast.device)
+            logits = held.fast.predict(HEAD, read(held.fast, texts))
             each = [contexts[row] for row in batch]
             last = len(tokenizer.frame.last)
             found |= zip(batch, search(logits, texts, each, last=last, longest=self.config.max_answer), strict=True)

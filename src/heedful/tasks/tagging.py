@@ -18,6 +18,7 @@ from heedful.data.prepare import Prepared
 from heedful.data.store import Store
 from heedful.evaluation.tags import count_entities, count_words, entities, shares_of
 from heedful.model.architecture import Model, Reader
+from heedful.model.cpu.reading import FastReader
 from heedful.model.crf import Allowed, Crf
 from heedful.model.heads import Token
 from heedful.objectives import Loss, Term
@@ -184,7 +185,7 @@ def _head(model: Reader) -> Token:
     return found
 
 
-def _scores(model: Reader, words: Words) -> Tensor:
+def _scores(model: Reader | FastReader, words: Words) -> Tensor:
     """words tags"""
     return model.predict(HEAD, words.states(read(model, words.texts))).float()
 
@@ -229,7 +230,7 @@ class Tagger:
                 [rows[place] for place in batch], [firsts[place] for place in batch], tokenizer,
                 length=self.opened.length,
             ).to(model.device)  # fmt: skip
-            numbers = choose(model, _scores(model, words), words, self.allowed)
+            numbers = choose(model, _scores(self.opened.fast, words), words, self.allowed)
             for place, tags in zip(batch, _named(numbers, words, self.tags), strict=True):
                 found[held[place]] = to_iob2(tags)[0] if self.converts else tags
         return found
