@@ -1,5 +1,6 @@
 """Tagging beside transformers and torchcrf: losses, gradients; and from a file to entities."""
 
+import json
 import random
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 import heedful
+from heedful.exchange.hugging_face import family_for
 from heedful.model.crf import Crf
 from heedful.tasks._words import find_words, most_context
 from heedful.tasks.tagging import HEAD, Tagger
@@ -229,8 +231,24 @@ def test_a_crf_learns_too_and_breaks_no_rule(tmp_path):
             assert not tag.startswith("I") or before[1:] == tag[1:]
     again = heedful.load(tmp_path / "run")
     assert again.predict(lines) == made.predict(lines)
+    with pytest.raises(ValueError, match=r"no family .* CRF; train with task.crf=false"):
+        family_for(made.opened.model)
     with pytest.raises(ValueError, match=r"label_smoothing.*task.crf"):
         built(file, tmp_path / "cache", "tag", "task.crf=true", label_smoothing=0.1)
+
+
+def test_the_command_line_trains_predicts_and_evaluates(folder, tmp_path):
+    runner = pytest.importorskip("typer.testing").CliRunner()
+    from heedful.commands.main import app
+
+    said = runner.invoke(app, ["predict", str(folder), "Peter lives in Berlin"])
+    assert said.exit_code == 0 and len(said.stdout.split()) == 4
+    test = write(tmp_path / "test.conll", sentences(9, seed=5))
+    said = runner.invoke(app, ["evaluate", str(folder), str(test), "--json"])
+    assert said.exit_code == 0
+    assert json.loads(said.stdout)["rows"] == 9
+    held_out = runner.invoke(app, ["evaluate", str(folder), "--json"])
+    assert held_out.exit_code == 0 and json.loads(held_out.stdout)["f1"] > 90
 
 
 def test_a_tagger_goes_to_transformers_and_back(tmp_path):

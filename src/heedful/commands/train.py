@@ -19,8 +19,8 @@ def train(
         list[str],
         typer.Argument(
             metavar="FILE... [KEY=VALUE]...",
-            help="TSV or JSONL with pairs, two parallel files, or plain text for a language model; optionally gzipped; "
-            "- = standard input. Followed by recipe keys to change.",
+            help="TSV or JSONL with pairs, two parallel files, CoNLL with tagged words, or plain text for a language "
+            "model; optionally gzipped; - = standard input. Followed by recipe keys to change.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="The model folder. An interrupted training in it is resumed.")],

@@ -158,6 +158,8 @@ def save(model: Model, folder: str | Path, family_name: str, *, details: dict[st
 
 def family_for(model: Model) -> str:
     """The family that can represent a model."""
+    if any(getattr(head, "crf", False) for head in getattr(model.config, "heads", ())):
+        raise ValueError("no family of Hugging Face has a CRF; train with task.crf=false to export a tagger")
     reasons = []
     for name in sorted(kinds("families"), key=lambda name: (name != family(name).model_type, name)):
         known, config = family(name), model.config

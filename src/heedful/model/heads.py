@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from heedful.config import Config, Probability, Size
@@ -175,6 +175,12 @@ class TokenConfig(Config):
     classes: Size = 2
     dropout: Probability = 0.1
     crf: bool = False
+
+    @model_validator(mode="after")
+    def _crf_needs_classes(self) -> "TokenConfig":
+        if self.crf and self.kind == "answer_span":
+            raise ValueError("crf is for token_classification; an answer_span has no classes, so set crf to false")
+        return self
 
     def build(self, *, width: int) -> "Token":
         return Token(self, width)
