@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from tokenizers import processors
 
 import heedful
 from heedful.checkpoint import steps
@@ -18,7 +19,8 @@ from heedful.exchange.hugging_face import load
 from heedful.objectives import vocabulary_cross_entropy
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
-from tests.tasks.labelled import built
+from tests.tasks.labelled import built, sentences, write
+from tests.text.test_whole_words import wordpiece
 from tests.training.test_loop import StopError, interrupt, losses, same, weights
 
 SAYS = {"cat": "meow", "dog": "woof", "cow": "moo", "duck": "quack", "crow": "caw"}
@@ -263,6 +265,30 @@ def test_published_models_fill_masks_as_transformers_do(tmp_path, trained):
         assert float(chances[tokenizer.convert_tokens_to_ids(one["token"])]) == pytest.approx(one["score"], rel=1e-3)
 
 
+def test_an_imported_bert_fills_masks_as_transformers_pipeline_does(tmp_path):
+    """With WordPiece: lower case, pieces of words marked with ##, [MASK]."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = wordpiece()
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    backend = tokenizer._backend
+    backend.post_processor = processors.BertProcessing(("[SEP]", tokenizer.sep), ("[CLS]", tokenizer.cls))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, mask_token="[MASK]", **names)
+    model, _ = both(tmp_path / "bert", "Bert", "ForMaskedLM", vocab=tokenizer.vocab, **SIZES[0])
+    theirs.save_pretrained(tmp_path / "bert")
+    import_model(tmp_path / "bert", tmp_path / "ours")
+    line = "The quick [MASK] jumps over the Dog."
+    (found,) = heedful.load(tmp_path / "ours").predict([line])
+    pipeline = transformers.FillMaskPipeline(model=model.eval(), tokenizer=theirs, top_k=10)
+    special = set(theirs.all_special_tokens)
+    wanted = [one for one in pipeline(line) if one["token_str"].strip() not in special][:5]
+    assert [theirs.convert_tokens_to_ids(one["token"]) for one in found["masks"][0]] == [one["token"] for one in wanted]
+    assert [one["score"] for one in found["masks"][0]] == pytest.approx([one["score"] for one in wanted], rel=1e-4)
+    best = found["masks"][0][0]["token"]
+    spelled = best.removeprefix("##")
+    between = "" if best.startswith("##") else " "
+    assert found["text"] == f"The quick{between}{spelled} jumps over the Dog."
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -273,6 +299,22 @@ def test_published_models_fill_masks_as_transformers_do(tmp_path, trained):
 def test_texts_that_cannot_be_filled_are_refused_by_line(trained, lines, message):
     with pytest.raises(ValueError, match=message):
         heedful.load(trained[0]).predict(lines)
+
+
+def test_training_goes_on_from_a_published_model_and_a_classifier_starts_from_the_result(text, tmp_path):
+    pytest.importorskip("transformers")
+    changes = {**QUICK, "model.preset": "bert-tiny", "model.encoder.placement": "post", "task.pairs": "next_sentence"}
+    heedful.train(text, out=tmp_path / "first", recipe="masked-lm", changes={**changes, "training.steps": 3})
+    export_model(tmp_path / "first", tmp_path / "published")
+    more = {"data.max_length": 30, "training.steps": 3, "training.save_every": 3}
+    again = heedful.train(
+        text, out=tmp_path / "again", recipe="masked-lm", start_from=tmp_path / "published", changes=more
+    )
+    assert list(again.model.heads) == ["masked_lm"]
+    rows = write(tmp_path / "rows.tsv", sentences(60))
+    keys = {"training.steps": 3, "data.max_length": 30}
+    made = heedful.train(rows, out=tmp_path / "made", recipe="classify", start_from=tmp_path / "again", changes=keys)
+    assert made.predict(["a good day"])[0]["label"] in ("pos", "neg")
 
 
 def test_next_sentence_needs_two_documents(tmp_path):

@@ -187,6 +187,8 @@ class Examples:
     def measure(self, model: Reader, texts: Texts) -> dict[str, float]:
         """The scores on these texts, with the masks of validation."""
         pieces = self.pieces(texts)
+        if not len(pieces):
+            raise ValueError("the text has no document of two tokens or more; give a longer one")
         rows = batches.in_order(pieces, budget=2048)
         return self.scores(model, (self.batch(pieces, part, seed=(FIXED,)) for part in rows))
 
