@@ -139,6 +139,18 @@ def test_scores_are_learned_as_cosines(tmp_path):
     assert found["spearman"] > 0.8 and found["pearson"] > 0.9
 
 
+def test_scores_of_a_test_file_are_recognised(embedder, tmp_path):
+    """Whatever the model was trained on, and wherever the score stands."""
+    rows = [(first, second, "4.5") for first, second in pairs(20, seed=4)]
+    rows += [(first, other, "0") for (first, _), (_, other) in zip(pairs(20, seed=4), pairs(20, seed=8), strict=True)]
+    found = embedder.evaluate(write(tmp_path / "last.tsv", rows))
+    assert found["rows"] == 40 and found["spearman"] > 0.5
+    moved = write(tmp_path / "first.tsv", [(score, first, second) for first, second, score in rows])
+    assert embedder.evaluate(moved) == found
+    named = write(tmp_path / "named.tsv", [("score", "sentence1", "sentence2"), *((s, a, b) for a, b, s in rows)])
+    assert embedder.evaluate(named) == found
+
+
 def test_columns_are_found_by_name(tmp_path):
     file = tmp_path / "rows.tsv"
     lines = [f"{number}\t{negative}\t{query}\t{positive}" for number, (query, positive, negative) in

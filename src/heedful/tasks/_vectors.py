@@ -10,18 +10,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from heedful.data.columns import Columns
-from heedful.data.corpus import Line
+from heedful.data.columns import Column, Columns
+from heedful.data.corpus import Line, jsonl_start, table_start
 from heedful.data.inputs import Inputs
+from heedful.data.layout import guess, is_number
 from heedful.data.padding import Row
 from heedful.evaluation.classes import pearson, spearman
 from heedful.evaluation.retrieval import ranks_of
 from heedful.exchange.sentence_transformers import Pooling
 from heedful.model.architecture import Reader
 from heedful.model.cpu.reading import reader
+from heedful.tasks._labelled import FIRST, SECOND
 from heedful.tasks._reading import Windows, by_length, windows
 from heedful.text.tokenizer import Tokenizer
 
+QUERY = ("anchor", "question", *FIRST)
+POSITIVE = ("pos", "answer", "document", "text", *SECOND)
+SCORE = ("label", "similarity", "similarity_score", "rating", "value")
+SCORED: Columns = (
+    Column("first", also=QUERY),
+    Column("second", also=("positive", *POSITIVE)),
+    Column("score", "number", SCORE),
+)
+LOOKED_AT = 1000  # rows of a test file that are examined for scores
 SHOWN = 4  # numbers of a vector in a line of text
 
 
@@ -108,14 +119,16 @@ class Embedder:
 
     def evaluate(self, test: Path) -> dict[str, Any]:
         """Of pairs, how often the vector nearest to a query's is its own text's (accuracy), and the mean reciprocal
-        rank, among all texts of the file; of pairs with a score, its correlations with the cosine."""
-        inputs = Inputs((test,), columns=self.columns, fields=self.fields, strict=True)
+        rank, among all texts of the file; of pairs with a score, its correlations with the cosine. Scores are
+        recognised, whatever the model was trained on."""
+        columns, fields = self._columns_of(test)
+        inputs = Inputs((test,), columns=columns, fields=fields, strict=True)
         rows = [line.texts for line in inputs.read("train") if isinstance(line, Line)]
         if not rows:
             raise ValueError(f"{test}: no rows to evaluate on")
-        texts = [place for place, column in enumerate(self.columns) if column.is_text]
+        texts = [place for place, column in enumerate(columns) if column.is_text]
         vectors = [_unit(self.embed([row[place] for row in rows])) for place in texts]
-        if len(texts) < len(self.columns):
+        if len(texts) < len(columns):
             cosines, scores = (vectors[0] * vectors[1]).sum(1), [float(row[-1]) for row in rows]
             return {"rows": len(rows), "pearson": pearson(cosines, scores), "spearman": spearman(cosines, scores)}
         ranks = ranks_of(vectors[0], np.concatenate(vectors[1:]))
@@ -124,6 +137,16 @@ class Embedder:
             "accuracy": 100 * float((ranks == 1).mean()),
             "mrr": float((1 / ranks).mean()),
         }
+
+    def _columns_of(self, test: Path) -> tuple[Columns, tuple[str, ...]]:
+        """Those that the model was trained on; but two texts and a number are a pair with its score."""
+        if self.columns == SCORED or not test.is_file():
+            return self.columns, self.fields
+        rows = table_start(test, LOOKED_AT)
+        cells = zip(*(row for row in rows[1:] if len(row) == len(SCORED)), strict=True)
+        if any(all(map(is_number, column)) for column in cells) or jsonl_start(test) & {"score", *SCORE}:
+            return SCORED, guess(rows[1:], SCORED)
+        return self.columns, self.fields
 
     @torch.inference_mode()
     def _vectors(self, rows: Sequence[Row]) -> Tensor:

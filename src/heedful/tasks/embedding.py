@@ -22,14 +22,11 @@ from heedful.exchange.sentence_transformers import Kind, Pooling
 from heedful.model.architecture import Model, Reader
 from heedful.objectives import Loss, Term
 from heedful.tasks import Direction, Processes, Scores, Settings, State, TaskConfig
-from heedful.tasks._labelled import FIRST, SECOND, Rows
+from heedful.tasks._labelled import Rows
 from heedful.tasks._reading import SPECIALS, Windows, read, shares
-from heedful.tasks._vectors import Embedder, pooled, truncated
+from heedful.tasks._vectors import POSITIVE, QUERY, SCORE, SCORED, Embedder, pooled, truncated
 
-QUERY = ("anchor", "question", *FIRST)
-POSITIVE = ("pos", "answer", "document", "text", *SECOND)
 NEGATIVE = ("neg", "hard_negative", "negative_1", "negative1", "contradiction")
-SCORE = ("label", "similarity", "similarity_score", "rating", "value")
 CHUNK = 1024  # queries compared with all candidates of a validation set at once
 
 
@@ -67,11 +64,7 @@ class EmbeddingConfig(TaskConfig):
     @property
     def columns(self) -> Columns:
         if self.loss == "cosine":
-            return (
-                Column("first", also=QUERY),
-                Column("second", also=("positive", *POSITIVE)),
-                Column("score", "number", SCORE),
-            )
+            return SCORED
         pair = (Column("query", also=QUERY), Column("positive", also=POSITIVE))
         return (*pair, Column("negative", also=NEGATIVE)) if self.negative else pair
 
