@@ -10,8 +10,11 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 import heedful
+from heedful.config import parse
 from heedful.serving.context import Options
 from heedful.serving.models import EngineSettings
+from heedful.serving.predicting import Predictor
+from heedful.tasks import TaskConfig
 from tests.serving.readers import classifier, of_pairs, regressor, stand_in, stand_ins
 from tests.serving.running import running, small_models
 
@@ -129,6 +132,24 @@ def test_models_are_listed_everywhere(server):
     assert httpx.get(f"{server}/health").json() == {"status": "ok"}
 
 
+@pytest.mark.parametrize(
+    ("gives", "name", "rows", "example"),
+    [
+        ("answer", "test.jsonl", ['{"question": "who?", "context": " "}', "odd", "3",
+                                  '{"question": "who?", "context": "me", "answers": []}'], "who?\tme"),
+        ("answer", "test.tsv", ["question\tcontext\tanswer", "", "who?\tme\t0 2"], "who?\tme"),
+        ("tags", "test.tsv", ["text\ttags", "x" * 1001 + "\tO", "a b\tO O"], "a b"),
+        ("vectors", "test.tsv", ["a b\tc d"], "a b"),
+        ("masks", "other.txt", ["a"], None),
+    ],
+)  # fmt: skip
+def test_the_example_is_a_row_that_was_held_out(server, tmp_path, gives, name, rows, example):
+    folder = stand_in(tmp_path, gives)
+    (folder / name).write_text("\n".join(rows) + "\n")
+    config = parse(TaskConfig, {"kind": "stand_in", "gives": gives})
+    assert Predictor(config.open(folder), config).example(folder) == example
+
+
 def test_endpoints_of_other_models_say_that_there_is_none(server):
     for path, body, status, message in [
         ("/translate", {"q": "a", "source": "en", "target": "de"}, 400, "en is not supported"),
@@ -214,6 +235,7 @@ def test_fewer_dimensions_are_the_first_ones_at_length_one(client, vectors):
         ({"input": ["a", ""]}, "input 2 has an empty text; give one to read"),
         ({"input": "a", "model": "mood"}, "'mood' gives no embeddings; its task is another"),
         ({"input": ["a"] * 300}, "300 texts exceed the limit of 256"),
+        ({"input": ["a", "b" * 1001]}, "1 of 2 texts are longer than this model reads; split them"),
     ],
 )
 def test_embeddings_that_are_wrong(client, asked, message):
@@ -241,6 +263,8 @@ def test_documents_are_ranked_by_the_cosine_of_their_vectors(server, vectors):
     assert found["usage"]["total_tokens"] == 5
     few = rerank(server, model="vectors", query="abc", documents=documents, top_n=2).json()["results"]
     assert [sorted(one) for one in few] == [["index", "relevance_score"]] * 2
+    long = rerank(server, model="vectors", query="abc", documents=["a" * 1001, "b"]).json()["warnings"]
+    assert long == ["of 1 documents only the beginning was read, since they are too long"]
 
 
 def test_a_classifier_of_pairs_ranks_by_the_label_that_says_so(server, folders):
