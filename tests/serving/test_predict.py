@@ -264,7 +264,7 @@ def test_documents_are_ranked_by_the_cosine_of_their_vectors(server, vectors):
     few = rerank(server, model="vectors", query="abc", documents=documents, top_n=2).json()["results"]
     assert [sorted(one) for one in few] == [["index", "relevance_score"]] * 2
     long = rerank(server, model="vectors", query="abc", documents=["a" * 1001, "b"]).json()["warnings"]
-    assert long == ["of 1 documents only the beginning was read, since they are too long"]
+    assert long == ["1 of 2 documents are longer than this model reads; only the beginning of each counts"]
 
 
 def test_a_classifier_of_pairs_ranks_by_the_label_that_says_so(server, folders):

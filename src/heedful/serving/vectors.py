@@ -100,13 +100,13 @@ def routes(context: Context) -> APIRouter:
             found = [{**one, "document": {"text": texts[one["index"]]}} for one in found]
         read = sum(model.predictor.count([query, *texts]))
         long = model.predictor.count_truncated(texts)
+        cut = f"{long} of {len(texts)} documents are longer than this model reads; only the beginning of each counts"
         return {
             "id": uuid.uuid4().hex,
             "model": model.name,
             "results": found,
             "usage": {"total_tokens": read},
-            "warnings": [f"{long} documents are longer than this model reads; only their beginnings count"]
-            * bool(long),
+            "warnings": [cut] if long else [],
         }
 
     return router
