@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
 from openai import BadRequestError, NotFoundError, OpenAI
 
 import heedful
@@ -359,3 +360,28 @@ def test_the_work_of_looking_inside_is_bounded(server):
 def test_what_cannot_be_looked_into(server, fields, message):
     answer = look(server, **fields)
     assert answer.status_code == 400 and answer.json()["error"].startswith(message)
+
+
+def test_no_request_that_the_schema_allows_breaks_the_server(server):
+    """Schemathesis makes them up."""
+    schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis here")
+    asked = 0
+    for operation in schemathesis.openapi.from_url(f"{server}/openapi.json").get_all_operations():
+        if operation.ok().path not in ("/api/predict", "/api/inspect", "/v1/embeddings", "/v1/rerank"):
+            continue
+
+        @settings(
+            max_examples=15,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=operation.ok().as_strategy())
+        def ask(case):
+            answer = case.call(timeout=60)
+            assert answer.status_code < 500, (case.as_curl_command(), answer.text)
+
+        ask()
+        asked += 1
+    assert asked == 4
