@@ -7,11 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
 from openai import BadRequestError, NotFoundError, OpenAI
 
 import heedful
+from heedful.config import parse
 from heedful.serving.context import Options
 from heedful.serving.models import EngineSettings
+from heedful.serving.predicting import Predictor
+from heedful.tasks import TaskConfig
 from tests.serving.readers import classifier, of_pairs, regressor, stand_in, stand_ins
 from tests.serving.running import running, small_models
 
@@ -129,6 +133,24 @@ def test_models_are_listed_everywhere(server):
     assert httpx.get(f"{server}/health").json() == {"status": "ok"}
 
 
+@pytest.mark.parametrize(
+    ("gives", "name", "rows", "example"),
+    [
+        ("answer", "test.jsonl", ['{"question": "who?", "context": " "}', "odd", "3",
+                                  '{"question": "who?", "context": "me", "answers": []}'], "who?\tme"),
+        ("answer", "test.tsv", ["question\tcontext\tanswer", "", "who?\tme\t0 2"], "who?\tme"),
+        ("tags", "test.tsv", ["text\ttags", "x" * 1001 + "\tO", "a b\tO O"], "a b"),
+        ("vectors", "test.tsv", ["a b\tc d"], "a b"),
+        ("masks", "other.txt", ["a"], None),
+    ],
+)  # fmt: skip
+def test_the_example_is_a_row_that_was_held_out(server, tmp_path, gives, name, rows, example):
+    folder = stand_in(tmp_path, gives)
+    (folder / name).write_text("\n".join(rows) + "\n")
+    config = parse(TaskConfig, {"kind": "stand_in", "gives": gives})
+    assert Predictor(config.open(folder), config).example(folder) == example
+
+
 def test_endpoints_of_other_models_say_that_there_is_none(server):
     for path, body, status, message in [
         ("/translate", {"q": "a", "source": "en", "target": "de"}, 400, "en is not supported"),
@@ -214,6 +236,7 @@ def test_fewer_dimensions_are_the_first_ones_at_length_one(client, vectors):
         ({"input": ["a", ""]}, "input 2 has an empty text; give one to read"),
         ({"input": "a", "model": "mood"}, "'mood' gives no embeddings; its task is another"),
         ({"input": ["a"] * 300}, "300 texts exceed the limit of 256"),
+        ({"input": ["a", "b" * 1001]}, "1 of 2 texts are longer than this model reads; split them"),
     ],
 )
 def test_embeddings_that_are_wrong(client, asked, message):
@@ -241,6 +264,8 @@ def test_documents_are_ranked_by_the_cosine_of_their_vectors(server, vectors):
     assert found["usage"]["total_tokens"] == 5
     few = rerank(server, model="vectors", query="abc", documents=documents, top_n=2).json()["results"]
     assert [sorted(one) for one in few] == [["index", "relevance_score"]] * 2
+    long = rerank(server, model="vectors", query="abc", documents=["a" * 1001, "b"]).json()["warnings"]
+    assert long == ["1 of 2 documents are longer than this model reads; only the beginning of each counts"]
 
 
 def test_a_classifier_of_pairs_ranks_by_the_label_that_says_so(server, folders):
@@ -335,3 +360,28 @@ def test_the_work_of_looking_inside_is_bounded(server):
 def test_what_cannot_be_looked_into(server, fields, message):
     answer = look(server, **fields)
     assert answer.status_code == 400 and answer.json()["error"].startswith(message)
+
+
+def test_no_request_that_the_schema_allows_breaks_the_server(server):
+    """Schemathesis makes them up."""
+    schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis here")
+    asked = 0
+    for operation in schemathesis.openapi.from_url(f"{server}/openapi.json").get_all_operations():
+        if operation.ok().path not in ("/api/predict", "/api/inspect", "/v1/embeddings", "/v1/rerank"):
+            continue
+
+        @settings(
+            max_examples=15,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=operation.ok().as_strategy())
+        def ask(case):
+            answer = case.call(timeout=60)
+            assert answer.status_code < 500, (case.as_curl_command(), answer.text)
+
+        ask()
+        asked += 1
+    assert asked == 4

@@ -1,10 +1,11 @@
 """Models that read (labels, tags, answers, sentence vectors) as workers of the engine: what their tasks give as
 `predict` and `embed`, with inputs that are checked before they are queued."""
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from heedful.text.tokenizer import Tokenizer
 from heedful.text.words import words
 
 PLAIN = Settings(GenerationConfig(num_beams=1))  # nothing is generated, and so nothing is chosen
-LONGEST_EXAMPLE = 300  # characters
+LONGEST_EXAMPLE = 1000  # characters
 
 
 @dataclass(frozen=True)
@@ -116,16 +117,45 @@ class Predictor:
             message = re.sub(r"^(line|text|input) 1\b", f"input {lines[0].number}", str(error))
             raise ValueError(message) from error
 
+    def count_truncated(self, texts: Sequence[str]) -> int:
+        """How many of these texts the model would read only the beginning of; most read long texts in windows."""
+        count = getattr(self.use, "count_truncated", None)
+        return int(count(texts)) if callable(count) else 0
+
     def example(self, folder: Path) -> str | None:
-        """The first row of the held-out test.tsv that is neither empty nor too long, if any: its texts, with tabs."""
-        try:
-            with (folder / "test.tsv").open(encoding="utf-8", errors="replace") as lines:
-                rows = [line.rstrip("\r\n").split("\t") for line in islice(lines, 100)]
-        except OSError:
-            return None
-        if not rows or not set(self.inputs) <= set(rows[0]):
-            return None
-        places = [rows[0].index(name) for name in self.inputs]
-        texts = ([row[place] for place in places] for row in rows[1:] if len(row) == len(rows[0]))
-        short = (row for row in texts if all(map(str.strip, row)) and sum(map(len, row)) <= LONGEST_EXAMPLE)
-        return next(("\t".join(row) for row in short), None)
+        """The first held-out row that is neither empty nor too long, if any: its texts, separated by tabs."""
+        for row in islice(_held_out(folder, self.inputs), 100):
+            if (
+                all(map(str.strip, row))
+                and sum(map(len, row)) <= LONGEST_EXAMPLE
+                and not any("\t" in one for one in row)
+            ):
+                return "\t".join(row)
+        return None
+
+
+def _held_out(folder: Path, inputs: Sequence[str]) -> Iterator[list[str]]:
+    """The texts of the held-out rows: of test.jsonl, or of test.tsv, where a header names them or there is just one."""
+    for name in ("test.jsonl", "test.tsv"):
+        if not (folder / name).is_file():
+            continue
+        with (folder / name).open(encoding="utf-8", errors="replace") as lines:
+            if name == "test.jsonl":
+                yield from (found for line in lines if (found := _fields(line, inputs)))
+                continue
+            header = next(lines, "").rstrip("\n").split("\t")
+            rows = (line.rstrip("\n").split("\t") for line in lines)
+            if set(inputs) <= set(header):
+                places = [header.index(name) for name in inputs]
+                yield from ([row[place] for place in places] for row in rows if len(row) == len(header))
+            elif len(inputs) == 1:
+                yield from ([row[0]] for row in chain([header], rows))
+
+
+def _fields(line: str, inputs: Sequence[str]) -> list[str]:
+    try:
+        data = json.loads(line)
+    except ValueError:
+        return []
+    found = [data[name] for name in inputs if isinstance(data.get(name), str)] if isinstance(data, dict) else []
+    return found if len(found) == len(inputs) else []

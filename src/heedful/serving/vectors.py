@@ -66,6 +66,8 @@ def routes(context: Context) -> APIRouter:
         texts = _texts(asked.input)
         context.check_size(texts)
         model = _embedding(context, asked.model)
+        if long := model.predictor.count_truncated(texts):
+            raise RefusedError(400, f"{long} of {len(texts)} texts are longer than this model reads; split them")
         vectors = _shortened(await _vectors(context, request, model, texts), asked.dimensions)
         read = sum(model.predictor.count(texts))
         return {
@@ -97,11 +99,14 @@ def routes(context: Context) -> APIRouter:
         if asked.return_documents:
             found = [{**one, "document": {"text": texts[one["index"]]}} for one in found]
         read = sum(model.predictor.count([query, *texts]))
+        long = model.predictor.count_truncated(texts)
+        cut = f"{long} of {len(texts)} documents are longer than this model reads; only the beginning of each counts"
         return {
             "id": uuid.uuid4().hex,
             "model": model.name,
             "results": found,
             "usage": {"total_tokens": read},
+            "warnings": [cut] if long else [],
         }
 
     return router

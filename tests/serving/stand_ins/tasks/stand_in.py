@@ -32,6 +32,9 @@ class Vectors:
         counts = np.array([[text.lower().count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts])
         return (counts / np.maximum(1e-9, np.linalg.norm(counts, axis=1, keepdims=True))).astype(np.float32)
 
+    def count_truncated(self, texts):
+        return sum(len(text) > 1000 for text in texts)
+
     def predict(self, texts):
         return [{"text": "", "embedding": row} for row in self.embed(texts).tolist()]
 
