@@ -18,8 +18,8 @@ WORDS = "tokenizer.vocab=330"  # enough for whole words
 SMALL = {
     "model.encoder.layers": 2, "model.width": 64, "model.encoder.dropout": 0.0, "model.encoder.feedforward.hidden": 128,
     "model.encoder.attention.heads": 4, "model.encoder.position.kind": "rotary", "tokenizer.vocab": 330,
-    "data.max_length": 48, "training.steps": 400, "training.batch_tokens": 512, "training.warmup": 20,
-    "training.learning_rate": 0.002, "training.validate_every": 100, "training.save_every": 200,
+    "data.max_length": 24, "training.steps": 400, "training.batch_tokens": 512, "training.warmup": 20,
+    "training.learning_rate": 0.004, "training.validate_every": 100, "training.save_every": 200,
 }  # fmt: skip
 
 
@@ -35,6 +35,11 @@ def questions(count, *, seed=0, people=3, none=0.0):
             thing, answers = chance.choice([other for other in THINGS if other not in what]), []
         rows.append({"question": f"who has the {thing}?", "context": context, "answers": answers})
     return rows
+
+
+def mixed(count, *, seed):
+    """Contexts of two and of three sentences, the longer in two windows."""
+    return [row for people in (2, 3) for row in questions(count // 2, people=people, none=0.2, seed=seed + people)]
 
 
 def write(path, rows):
@@ -148,13 +153,13 @@ def test_spaces_are_never_an_answer(tmp_path):
 @pytest.fixture(scope="module")
 def answerer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("answerer")
-    rows = write(folder / "rows.jsonl", questions(1500, none=0.2))
-    valid = write(folder / "valid.jsonl", questions(100, none=0.2, seed=5))
+    rows = write(folder / "rows.jsonl", mixed(2000, seed=0))
+    valid = write(folder / "valid.jsonl", mixed(100, seed=50))
     return heedful.train(rows, valid=[valid], out=folder / "run", recipe="answer", changes=SMALL), folder / "run"
 
 
 def test_it_learns_who_has_what(answerer, tmp_path):
-    found = answerer[0].evaluate(write(tmp_path / "test.jsonl", questions(100, none=0.2, seed=7)))
+    found = answerer[0].evaluate(write(tmp_path / "test.jsonl", mixed(100, seed=77)))
     assert found["rows"] == 100
     assert found["f1"] > 80
     assert found["has_answer_f1"] > 80 and found["no_answer_em"] > 60
@@ -175,14 +180,14 @@ def test_the_threshold_is_kept_in_the_folder(answerer):
 
 
 def test_an_answer_is_found_in_whichever_window_has_it(answerer):
-    """Windows have 48 tokens; this context has several times as many."""
+    """Windows have 24 tokens; this context has many times as many."""
     for place in range(0, 30, 7):
-        sentences = ["ben is here."] * 30
+        sentences = ["ben has the cup."] * 30
         sentences[place] = "eva has the lamp."
-        context = "  " + "\t".join(sentences)
+        context = "  " + " ".join(sentences)
         (found,) = heedful.load(answerer[1], null_threshold=None).predict([f"who has the lamp?\t{context}"])
-        assert found["answer"] == context[found["start"] : found["end"]]
-        assert "eva" in [found["answer"], *(one["answer"] for one in found["alternatives"])]
+        assert found["answer"] == context[found["start"] : found["end"]] == "eva"
+        assert found["score"] > 0.5  # an answer in two windows is one answer
 
 
 def test_answers_do_not_depend_on_the_company(answerer):

@@ -10,7 +10,7 @@ from torch import Tensor
 from heedful.data.squad import text_span
 from heedful.tasks._reading import Windows
 
-KEPT = 20  # spans of a window that are compared with those of the others
+KEPT = 50  # best spans of tokens, of which several may be the same characters
 SHOWN = 4  # the answer and three alternatives
 
 
@@ -47,7 +47,7 @@ class Found:
         return self.null - self.spans[0].score if self.spans else 0.0
 
     def probability(self, score: float) -> float:
-        """Among all spans of all windows and "no answer"."""
+        """Among all spans and "no answer"."""
         return float(np.exp(score - self.total))
 
 
@@ -78,20 +78,20 @@ def search(logits: Tensor, texts: Windows, contexts: Sequence[Context], *, last:
     )
     for text, context in enumerate(contexts):
         seen = np.array([not context.text[begin:end].isspace() and begin < end for begin, end in context.offsets], bool)
-        spans: dict[tuple[int, int], float] = {}
-        nulls, totals = [], []
+        table = np.full((len(seen), longest), -np.inf)  # the score of each span, the best of all windows that have it
+        null = np.inf
         for window in np.flatnonzero(owner == text):
-            nulls.append(float(scores[window, 0].sum()))
             first, size = int(start[window]), int(sizes[window])
             held = scores[window, offset[window] : offset[window] + size]
-            table = _table(held, seen[first : first + size], longest)
-            totals.append(_log_sum(table))
-            for score, begin, end in _highest(table):
-                place = text_span(context.offsets, context.text, first + begin, first + end)
-                spans[place] = max(score, spans.get(place, -np.inf))
+            part = table[first : first + size]
+            np.maximum(part, _table(held, seen[first : first + size], longest), out=part)
+            null = min(null, float(scores[window, 0].sum()))
+        spans: dict[tuple[int, int], float] = {}
+        for score, begin, end in _highest(table):
+            place = text_span(context.offsets, context.text, begin, end)
+            spans[place] = max(score, spans.get(place, -np.inf))
         best = sorted((Span(score, *place) for place, score in spans.items()), key=lambda span: -span.score)
-        null = min(nulls)
-        yield Found(best[:SHOWN], null, _log_sum(np.array([null, *totals])))
+        yield Found(best[:SHOWN], null, _log_sum(np.append(table, null)))
 
 
 def _table(scores: np.ndarray, seen: np.ndarray, longest: int) -> np.ndarray:
