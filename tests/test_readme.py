@@ -22,11 +22,15 @@ COMMANDS = [line.split("#")[0].strip() for block in blocks("sh") for line in blo
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with what a reader has: pairs, lines, a book. The commands share it, in the README's order."""
+    """A folder with what a reader has: pairs, lines, a book, tickets. The commands share it, in the README's order."""
     folder = tmp_path_factory.mktemp("readme")
     pairs(folder / "pairs.tsv")
     (folder / "lines.txt").write_text("a b c\n\nd e f\n")
     (folder / "book.txt").write_text("the quick brown fox jumps over the lazy dog\n\n" * 200)
+    rows = [("the app crashes", "bug"), ("please add a dark mode", "wish"), ("it does not start", "bug")] * 20
+    (folder / "tickets.tsv").write_text(
+        "".join(f"{number} {text}\t{label}\n" for number, (text, label) in enumerate(rows))
+    )
     return folder
 
 
