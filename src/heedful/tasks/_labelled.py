@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +53,19 @@ class Rows:
 
 @dataclass(frozen=True)
 class Opened:
-    """A finished folder: the model, the same by our kernels where they can do it, and what reads texts for it."""
+    """A finished folder: the model and what reads texts for it."""
 
     model: Reader
-    fast: FastReader
     tokenizer: Tokenizer
     columns: Columns
     fields: tuple[str, ...]
     length: int
     labels: dict[str, list[str]]
+
+    @cached_property
+    def fast(self) -> FastReader:
+        """The model, by our kernels where they can do it."""
+        return FastReader(self.model)
 
     @torch.inference_mode()
     def logits(self, texts: Sequence[Sequence[str]], head: str, *, budget: int = 2048) -> Tensor:
@@ -127,7 +132,6 @@ def opened(folder: Path, columns: Columns, others: Sequence[Path], options: dict
         labels = {columns[-1].name: labels}
     return Opened(
         model.eval(),
-        FastReader(model),
         load_tokenizers(folder, columns=texts)[0],
         columns,
         tuple(data.get("fields") or ()),
