@@ -23,14 +23,16 @@ POLL = 0.25  # seconds between checks for a disconnected client
 @dataclass(frozen=True)
 class Options:
     """Limits of a request. `body`: bytes; `reading`: seconds in which it must arrive; `timeout`: seconds in which
-    it must be answered."""
+    it must be answered. `hosts`: names of this server, as `limits.allowed_hosts` gives them. `origins`: of web pages
+    that may use it."""
 
     characters: int = 20_000
     texts: int = 256
     body: int = 1 << 20
     reading: float = 15.0
     timeout: float = 60.0
-    cors: tuple[str, ...] = ()
+    hosts: frozenset[str] = frozenset()
+    origins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
