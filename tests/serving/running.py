@@ -5,11 +5,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
 from heedful.data.columns import DOCUMENT
 from heedful.data.inputs import Inputs
+from heedful.serving.connections import configured
 from heedful.serving.context import Context, Options
 from heedful.serving.limits import Keys
 from heedful.serving.metrics import Metrics
@@ -42,12 +44,12 @@ def running(
     options: Options | None = None,
     settings: EngineSettings | None = None,
     languages: tuple[str, str] = ("", ""),
+    **listening: Any,
 ) -> Iterator[tuple[str, Context]]:
     metrics = Metrics()
     models = Models(folders, settings or EngineSettings(streams=2), metrics.watch, languages)
     context = Context(models, Keys(keys), metrics, options or Options())
-    config = uvicorn.Config(create_app(context), host="127.0.0.1", port=0, log_level="warning", access_log=False)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(configured(create_app(context), **listening))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20
