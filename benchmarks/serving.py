@@ -6,8 +6,8 @@
 
 Each client sends one sentence at a time and waits for the answer. `one at a time` is the same server, configured to
 translate one request after the other (one stream, batches of one sentence, all threads): the baseline without batching.
-`--soak` sends that many requests from 64 clients, with a thousand idle connections open at first, and prints the server's
-memory along the way; serving_memory.py does so with requests of other kinds.
+`--soak` sends that many requests from 64 clients, with a thousand idle connections open at first, and prints the
+server's memory along the way; serving_memory.py does so with requests of other kinds.
 """
 
 import argparse
