@@ -82,6 +82,7 @@ def stack(numbers: random.Random, heads: int, *, positions: list[str], layers: i
         "layers": numbers.randint(1, layers),
         "placement": numbers.choice(["pre", "post"]),
         "embedding_norm": numbers.random() < 0.3,
+        "dropout": 0.0,
         "norm": {"kind": numbers.choice(["layer", "rms"])},
         "attention": {"heads": heads, "bias": numbers.random() < 0.5},
         "feedforward": {"hidden": hidden, "activation": activation, "bias": numbers.random() < 0.5},
