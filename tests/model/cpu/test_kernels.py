@@ -291,7 +291,7 @@ def test_the_rest_of_what_is_handed_over_is_checked():
     ):
         with pytest.raises(ValueError, match="does not fit"):
             kernels.norm(rows, by, bias, rms=False, eps=1e-5)
-    with pytest.raises(ValueError, match="10 x 30 does not fit 2 heads of 8 in 2 sentences"):
+    with pytest.raises(ValueError, match=r"\[10, 30\] does not fit 2 heads of 8 in 2 sentences"):
         kernels.lay_out_source(torch.randn(10, 30), 2, 2, 8)
     with pytest.raises(ValueError, match="in 3 sentences"):
         kernels.lay_out_source(torch.randn(10, 32), 3, 2, 8)
@@ -332,9 +332,9 @@ def test_structs_are_as_c_has_them():
 
 
 ARGUMENTS = {
-    "product": 12, "encode": 9, "step": 13, "lay_out": 9, "embed": 10, "norm": 8, "drop": 8, "activate": 6, "attend": 32,
-    "attend_back": 48, "linear_room": 4, "linear": 12, "cross_entropy": 7, "largest": 9, "log_softmax": 4, "feed": 19,
-    "weight_gradient": 9, "is_invertible": 3, "add_norm": 18,
+    "product": 12, "encode": 9, "step": 13, "lay_out": 9, "embed": 10, "norm": 8, "drop": 8, "activate": 6,
+    "attend": 32, "attend_back": 48, "linear_room": 4, "linear": 12, "cross_entropy": 7, "largest": 9, "log_softmax": 4,
+    "feed": 19, "weight_gradient": 9, "is_invertible": 3, "add_norm": 18,
 }  # fmt: skip
 
 
@@ -359,14 +359,14 @@ def test_c_refuses_sizes_and_addresses_that_cannot_be(name):
 def test_c_says_which_size_is_wrong_and_what_it_must_be():
     x = torch.zeros(2, 16)
     at = x.data_ptr()
-    for given, message in (
+    for numbers, message in (
         ((at, 0, 0, 1e-5, at, 2, 0, 1), "width is 0, but must be 1 to 1099511627776"),
         ((at, 0, 0, 1e-5, at, -2, 16, 1), "rows is -2, but must be 0 to 1099511627776"),
         ((at, 0, 0, 1e-5, at, 2, 16, 0), "threads is 0, but must be 1 to 4096"),
         ((0, 0, 0, 1e-5, at, 2, 16, 1), "weight is missing"),
     ):
         with pytest.raises(ValueError, match=message):
-            NATIVE.norm(*given)
+            NATIVE.norm(*numbers)
     with pytest.raises(ValueError, match="count is 4, but must be 1 to 3"):
         NATIVE.largest(at, 0, 1, 1, 3, 4, at, at, 1)
     with pytest.raises(ValueError, match="inputs is 24, but must be a multiple of 16"):
