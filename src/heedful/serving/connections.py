@@ -11,8 +11,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from heedful.serving.limits import MOST_HEAD
+
 PATIENCE = 15  # seconds
-MOST_HEADER = 16 << 10  # bytes of a request before its body
 
 
 def configured(
@@ -38,7 +39,7 @@ def configured(
         limit_concurrency=connections,
         timeout_keep_alive=patience,
         timeout_graceful_shutdown=int(timeout) + 1,
-        h11_max_incomplete_event_size=MOST_HEADER,
+        h11_max_incomplete_event_size=MOST_HEAD,
         proxy_headers=bool(proxies),
         forwarded_allow_ips=list(proxies),
         server_header=False,

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Collection, Sequence
 from ipaddress import ip_address
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def error_body(path: str, status: int, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
+MOST_HEAD = 16 << 10  # bytes of a request before its body
 LOCAL = ("localhost", "127.0.0.1", "::1")
 HOST = re.compile(r"\[([0-9a-f:.]+)\](?::\d*)?|([^\[\]:/@\s]+)(?::\d*)?", re.IGNORECASE)
 
@@ -37,9 +39,11 @@ def allowed_hosts(bound: str, named: Sequence[str]) -> frozenset[str]:
     """The hosts that requests may be addressed to; empty = any. On a loopback address they are always checked: a web
     page whose name is made to point there (DNS rebinding) would else be taken for the server's own."""
     for name in named:
-        if _host(name) != name.rstrip(".").lower().strip("[]"):
+        if not name or _host(name) != name.rstrip(".").lower().strip("[]"):
             raise ValueError(f"--allow-host {name!r} is not a host without port, such as translate.me.org")
-    return frozenset({*LOCAL, _host(bound), *map(_host, named)}) if named or _is_loopback(bound) else frozenset()
+    if not named and not _is_loopback(bound):
+        return frozenset()
+    return frozenset({*LOCAL, *map(_host, named), _host(bound)} - {""})
 
 
 def _is_loopback(host: str) -> bool:
@@ -81,7 +85,7 @@ class KnownHost:
 
 
 class WholeBody:
-    """Buffers the whole request before it is handled: at most `limit` bytes, within `seconds`."""
+    """Buffers the whole request before it is handled: at most `limit` bytes after its head, within `seconds`."""
 
     def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
         self.app, self.limit, self.seconds = app, limit, seconds
@@ -100,6 +104,9 @@ class WholeBody:
             await self.app(scope, _replay(body, receive), send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        head = len(scope["raw_path"]) + len(scope["query_string"]) + sum(map(len, chain(*scope["headers"])))
+        if head > MOST_HEAD:
+            raise RefusedError(431, f"the address and headers are {head} bytes, more than {MOST_HEAD}")
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if not declared.isdigit():
             raise RefusedError(400, "the Content-Length is not a number")
