@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, fail_after, to_thread
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
@@ -100,7 +100,7 @@ class Named(Body):
 
 def routes(context: Context) -> APIRouter:
     router = APIRouter(prefix="/api", tags=["Heedful"])
-    turns = CapacityLimiter(1)  # looking inside takes one core at most, whoever asks
+    turns = CapacityLimiter(1)  # looking inside is much work: one request at a time
 
     @router.get("/models", responses={403: REFUSALS[403]})
     async def models(request: Request) -> list[dict[str, Any]]:
@@ -186,7 +186,7 @@ def routes(context: Context) -> APIRouter:
 
 
 async def _seen(context: Context, look: Callable[[float], dict[str, Any]], turns: CapacityLimiter) -> Response:
-    """What `look` gives, in turn. It is told when to give up, as a thread cannot be stopped from outside."""
+    """What `look` gives, in turn. It is told when to give up: a thread cannot be stopped from outside."""
     until = time.monotonic() + context.options.timeout
 
     def answered() -> Response:
@@ -195,7 +195,8 @@ async def _seen(context: Context, look: Callable[[float], dict[str, Any]], turns
         return JSONResponse(look(until))  # a million numbers: made here, where others need not wait for it
 
     try:
-        return await to_thread.run_sync(answered, limiter=turns)
+        with fail_after(context.options.timeout):
+            return await to_thread.run_sync(answered, limiter=turns)
     except ValueError as error:
         raise RefusedError(400, str(error)) from None
     except TimeoutError:
