@@ -216,8 +216,8 @@ async def _judged(context: Context, model: Predicting, asked: Inspected, turns: 
         raise RefusedError(400, str(error)) from None
 
     def look(until: float) -> dict[str, Any]:
-        options = {"most": MOST_OCCLUDED, "most_weights": MOST_WEIGHTS, "until": until}
-        seen = look_at_reader(use, text, label=clean(asked.label), **options)
+        label, most = clean(asked.label), MOST_OCCLUDED
+        seen = look_at_reader(use, text, label=label, most=most, most_weights=MOST_WEIGHTS, until=until)
         return {"prediction": seen["prediction"], **seen["inspected"], "warnings": []}
 
     return await _seen(context, look, turns)

@@ -48,8 +48,8 @@ NATIVE, MISSING = _compiled()
 def suits(*tensors: Tensor) -> bool:
     """Whether the kernels can process these tensors."""
     return NATIVE is not None and all(
-        tensor.device.type == "cpu"
-        and tensor.dtype == torch.float32
+        tensor.is_cpu
+        and tensor.dtype is torch.float32
         and tensor.is_contiguous()
         and not (tensor.requires_grad and torch.is_grad_enabled())
         for tensor in tensors
@@ -123,8 +123,8 @@ class Panels:
     def into(self, y: Tensor, x: Tensor, *, add: bool = False, relu: bool = False) -> None:
         """W x + b, or y + W x + b, written to y."""
         assert NATIVE is not None
-        fit = x.shape[-1:] == (self.depth,) and y.shape == (*x.shape[:-1], self.columns)
-        if not fit or not suits(x, y) or not self.values.device.type == "cpu":
+        *before, depth = x.shape or (0,)
+        if depth != self.depth or y.shape != (*before, self.columns) or not suits(x, y) or not self.values.is_cpu:
             raise ValueError(f"{described(x)} to {described(y)} does not fit weights of {self.columns} x {self.depth}")
         rows = x.numel() // self.depth
         rounded = None if self.scales is None else floats(rows * (2 + self.depth // 2))
@@ -201,7 +201,7 @@ def lay_out_source(keys_values: Tensor, sentences: int, heads: int, head: int) -
 def embed(tokens: Tensor, table: Tensor | Panels, factor: float, positions: Tensor) -> Tensor:
     """The vectors of tokens times the factor, plus those of their positions, repeated for each sentence: rows width."""
     assert NATIVE is not None
-    if tokens.is_floating_point() or tokens.device.type != "cpu":
+    if not tokens.is_cpu or (tokens.dtype is not torch.long and tokens.is_floating_point()):
         raise ValueError(f"tokens are {described(tokens)}; they must be integers on the CPU")
     tokens = tokens.long().contiguous()
     if isinstance(table, Panels):
@@ -239,14 +239,15 @@ def attention_room(keys: int, head: int) -> int:
 
 def is_plain(x: Tensor) -> bool:
     """Whether C can read it."""
-    return x.dtype is torch.float32 and x.is_contiguous() and x.device.type == "cpu"
+    return x.dtype is torch.float32 and x.is_cpu and x.is_contiguous()
 
 
 def matrix(x: Tensor) -> tuple[int, int]:
     """Its rows and columns."""
-    if x.dim() != 2:
+    shape = x.shape
+    if len(shape) != 2:
         raise ValueError(f"{described(x)} does not fit: it must have two dimensions")
-    return x.shape[0], x.shape[1]
+    return shape  # type: ignore[return-value]
 
 
 def described(x: Tensor) -> str:
