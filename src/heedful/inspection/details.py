@@ -65,8 +65,10 @@ def check_weights(model: nn.Module, lengths: dict[str, int], most: int | None) -
     count = 0
     for name, module in model.named_modules(remove_duplicate=False):
         own = lengths.get(name.partition(".")[0], max(lengths.values()))
-        if isinstance(module, MemoryAttention | SelfAttention):
-            count += int(module.heads) * own * (lengths["encoder"] if isinstance(module, MemoryAttention) else own)
+        if isinstance(module, MemoryAttention):
+            count += module.heads * own * lengths["encoder"]
+        elif isinstance(module, SelfAttention):
+            count += module.output.in_features // module.head * own * own
     if count > most:
         tokens = " and ".join(f"{length} tokens" for length in lengths.values())
         raise ValueError(

@@ -247,7 +247,7 @@ def matrix(x: Tensor) -> tuple[int, int]:
     shape = x.shape
     if len(shape) != 2:
         raise ValueError(f"{described(x)} does not fit: it must have two dimensions")
-    return shape  # type: ignore[return-value]
+    return shape
 
 
 def described(x: Tensor) -> str:
