@@ -4,9 +4,9 @@
     python benchmarks/pretraining.py --out runs/pretraining --seeds 1 --steps 40 --tuning-steps 40 --preset bert-tiny \\
         --documents 20                                                         only to see that it runs: some minutes
 
-Models are pre-trained on ten novels (../shared/data/prose), then fine-tuned on 500 labelled rows of SST-2 (sentiment)
-and TREC (question types), with 100 more to choose the best step, and tested on the published test sets. All variants of
-a seed see the same labelled rows, and have the same model and tokenizer.
+Models are pre-trained on ten novels (../shared/data/prose), then fine-tuned on 500 labelled rows of SST-2 (sentiment),
+TREC (question types) and WNUT-17 (named entities), with 100 more to choose the best step, and tested on the published
+test sets. All variants of a seed see the same labelled rows, and have the same model and tokenizer.
 
     nothing          no pre-training
     fresh            masks drawn anew in every epoch, windows of running text (RoBERTa)
@@ -43,7 +43,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sentence_order": {"task.pairs": "sentence_order"},
     "whole_words": {"task.whole_words": True},
 }
-TASKS = {"SST-2": "sst2", "TREC": "trec6"}
+TASKS = {  # the corpus, the ending of its files, the recipe and the metric
+    "SST-2": ("sst2", "tsv", "classify", "accuracy"),
+    "TREC": ("trec6", "tsv", "classify", "accuracy"),
+    "WNUT-17": ("wnut17", "conll", "tag", "f1"),
+}
 CHOOSING = 100  # labelled rows that choose the best step
 
 
@@ -75,8 +79,8 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
     folder = options.out / f"{name}-{seed}"
     if name != "nothing":
         scores["masked accuracy"] = pretrain(name, seed, folder, options)
-    for title, corpus in TASKS.items():
-        train, valid = labelled(corpus, seed, options)
+    for title, (corpus, ending, recipe, metric) in TASKS.items():
+        train, valid = labelled(corpus, ending, seed, options)
         changes = {"seed": seed, "training.steps": options.tuning_steps, "training.samples": 0}
         changes["training.warmup"] = min(100, options.tuning_steps // 10)
         start: dict[str, Any] = {"start_from": folder}
@@ -84,15 +88,15 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
             own = options.out / f"{BASELINE}-{seed}" / "tokenizer.json"
             changes |= {"model.preset": options.preset, "tokenizer.file": str(own)}
             start = {}
-        classifier = heedful.train(
+        trained = heedful.train(
             train,
             valid=[valid],
             out=folder.with_name(f"{folder.name}-{corpus}"),
-            recipe="classify",
+            recipe=recipe,
             changes=changes,
             **start,
         )
-        scores[title] = classifier.evaluate(DATA / corpus / "test.tsv")["accuracy"]
+        scores[title] = trained.evaluate(DATA / corpus / f"test.{ending}")[metric]
     return scores
 
 
@@ -117,14 +121,16 @@ def prose(split: str, options: argparse.Namespace) -> Path:
     return file
 
 
-def labelled(corpus: str, seed: int, options: argparse.Namespace) -> tuple[Path, Path]:
-    """Files with some labelled rows to train on, and some to choose the best step by."""
-    lines = (DATA / corpus / "train.tsv").read_text(encoding="utf-8").splitlines()
-    random.Random(seed).shuffle(lines)
-    files = tuple(options.out / f"{corpus}-{seed}-{split}.tsv" for split in ("train", "valid"))
-    parts = lines[: options.labels], lines[options.labels : options.labels + CHOOSING]
+def labelled(corpus: str, ending: str, seed: int, options: argparse.Namespace) -> tuple[Path, Path]:
+    """Files with some labelled rows (or tagged sentences) to train on, and some to choose the best step by."""
+    between = "\n\n" if ending == "conll" else "\n"
+    text = (DATA / corpus / f"train.{ending}").read_text(encoding="utf-8").replace("\n\t\n", "\n\n")
+    rows = [row for row in text.split(between) if row.strip()]
+    random.Random(seed).shuffle(rows)
+    files = tuple(options.out / f"{corpus}-{seed}-{split}.{ending}" for split in ("train", "valid"))
+    parts = rows[: options.labels], rows[options.labels : options.labels + CHOOSING]
     for file, part in zip(files, parts, strict=True):
-        file.write_text("\n".join(part) + "\n", encoding="utf-8")
+        file.write_text(between.join(part) + "\n", encoding="utf-8")
     return files[0], files[1]
 
 
