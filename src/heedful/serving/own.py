@@ -31,7 +31,7 @@ Phrases = Annotated[list[Phrase], Field(max_length=20)]
 NO_MODEL: dict[int | str, dict[str, Any]] = {**REFUSALS, 404: {"description": "There is no such model."}}
 MOST_INSPECTED = 2_000  # characters
 MOST_OCCLUDED = 32  # words
-MOST_WEIGHTS = 2_000_000  # of attention, in an answer: tokens x tokens x heads x layers; some seconds of a core
+MOST_WEIGHTS = 4_000_000  # of attention, in an answer: tokens x tokens x heads x layers; a second of a core
 
 
 class Body(BaseModel):
