@@ -15,6 +15,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -44,6 +45,7 @@ def growth(models: Sequence[Path], count: int, *, seed: int = 0) -> Iterator[tup
     try:
         if not (found := re.search(r"http://127\.0\.0\.1:(\d+)", line := server.stderr.readline())):
             raise ValueError(f"the server did not start: {line}{server.stderr.read()}")
+        threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would stop the server
         answers, numbers = Counter[str](), random.Random(seed)
         for sent in range(1, count + 1):
             answers[send(int(found[1]), numbers)] += 1
