@@ -23,7 +23,7 @@ from heedful.serving.context import Options
 from heedful.serving.limits import Keys, RefusedError, allowed_hosts, check_origin
 from heedful.serving.models import EngineSettings
 from heedful.serving.page import one_file
-from tests.serving.readers import classifier
+from tests.serving.readers import of_pairs
 from tests.serving.running import running, small_models
 
 ASKED = {"q": "a b", "source": "en", "target": "de"}
@@ -31,7 +31,7 @@ ASKED = {"q": "a b", "source": "en", "target": "de"}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    return small_models(tmp_path_factory.mktemp("hardened"))
+    return small_models(tmp_path_factory.mktemp("hardened"), trained=False)
 
 
 @pytest.fixture(scope="module")
@@ -278,12 +278,12 @@ def test_how_much_is_inspected_is_bounded(folders, monkeypatch):
 def test_the_time_for_inspecting_is_bounded(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
-        folder = classifier(tmp_path)
+        folder = of_pairs(tmp_path, "pairs")
     with running([folder]) as (url, context):
         use = context.models.predicting[0].predictor.use
         with pytest.raises(TimeoutError, match="this took too long"):
-            look_at_reader(use, "a great film", until=time.monotonic() - 1)
-        asked = {"text": "a great film and a great book"}
+            look_at_reader(use, "a great film\tlovely", until=time.monotonic() - 1)
+        asked = {"text": "a great film\ta great book"}
         assert httpx.post(f"{url}/api/inspect", json=asked, timeout=30).status_code == 200
     with running([folder], options=Options(timeout=0.0)) as (url, _):
         answer = httpx.post(f"{url}/api/inspect", json=asked, timeout=30)
