@@ -74,9 +74,8 @@ class Aligner:
     def refuse_misfit(self, model: SequenceToSequence, folder: Path) -> None:
         """ValueError if the model does not have this head."""
         looks = [module.heads for module in model.modules() if isinstance(module, MemoryAttention)]
-        layers = max(
-            len(looks), getattr(getattr(model.config, "decoder", None), "layers", 0)
-        )  # they may be one, shared
+        depth = getattr(getattr(model.config, "decoder", None), "layers", 0)  # layers may share one
+        layers = max(len(looks), depth)
         if looks and (self.layer >= layers or self.head >= max(looks)):
             raise ValueError(f"{folder / 'alignment.json'} names head {self.head} of layer {self.layer}, but the model "
                              f"has {max(looks)} heads in {layers} layers")  # fmt: skip

@@ -20,6 +20,7 @@ LARGEST_YAML = 100 << 10  # bytes; our recipes have about 3 kB
 DEEPEST = 64  # lists within lists of YAML
 NODES = 10_000  # values of a YAML file, each alias counted as often as it is used
 LARGEST_HEADER = 16 << 20  # bytes of the table of contents of a safetensors file
+LARGEST_NUMBER = (1 << 31) - 1
 SAID = 400  # characters of a message
 
 

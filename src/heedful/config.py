@@ -27,8 +27,8 @@ from pydantic import (
 )
 
 from heedful import parts
+from heedful.bounded import LARGEST_NUMBER
 
-LARGEST = 1 << 31  # of any whole number, so that products of two are exact and no loop is endless
 Size = Annotated[int, Field(ge=1)]
 Layers = Annotated[int, Field(ge=1, le=1024)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
@@ -47,8 +47,8 @@ class Config(BaseModel):
             for key, value in data.items():
                 if key not in cls.model_fields and not (key == "kind" and issubclass(cls, PartConfig)):
                     raise ValueError(f"unknown key {key!r:.100}{did_you_mean(key, cls.model_fields)}")
-                if type(value) is int and not -LARGEST < value < (LARGEST if key != "seed" else 1 << 63):
-                    raise ValueError(f"{key} is too large; give a number below {LARGEST:,}")
+                if type(value) is int and abs(value) > (LARGEST_NUMBER if key != "seed" else (1 << 63) - 1):
+                    raise ValueError(f"{key} is too large; give a number of at most {LARGEST_NUMBER:,}")
         return data
 
 

@@ -109,8 +109,7 @@ def export_model(
 
       heedful export runs/vectors --to sentence_transformers --out vectors-st
     """
-    from heedful.checkpoint import load_model, read_config
-    from heedful.data.prepare import load_tokenizers
+    from heedful.checkpoint import load_model, open_tokenizers, read_config
     from heedful.exchange import hugging_face, sentence_transformers
 
     recipe, model = read_config(folder), load_model(folder)
@@ -122,7 +121,7 @@ def export_model(
         raise ValueError(
             f"{folder} is a model for {kind}; only models for embedding have sentence-transformers' layout"
         )
-    tokenizers = load_tokenizers(folder, columns=2 if kind == "translation" else 1)
+    tokenizers = open_tokenizers(folder, model, columns=2 if kind == "translation" else 1)
     family = hugging_face.family_for(model)
     length = (recipe.get("data") or {}).get("max_length", 256)
     hugging_face.save(model, out, family, details={**_details(tokenizers[-1], kind), **_labels(folder, kind)})
@@ -147,12 +146,12 @@ def _details(tokenizer: "Tokenizer", kind: str) -> dict[str, Any]:
 
 def _labels(folder: Path, kind: str) -> dict[str, Any]:
     """The names of the classes, and what kind of problem it is."""
+    from heedful.bounded import read_json
+
     try:
-        data = json.loads((folder / "labels.json").read_text(encoding="utf-8"))
+        data = read_json(folder / "labels.json")
     except FileNotFoundError:
         data = []
-    except ValueError as error:
-        raise ValueError(f"{folder / 'labels.json'} is not JSON: {error}") from None
     names = next(iter(data.values()), []) if isinstance(data, dict) else data
     found: dict[str, Any] = {}
     if names:

@@ -64,8 +64,8 @@ class Shortlist:
         """ValueError unless it has a row for each source token, and only tokens of the target's vocabulary."""
         rows, each = self.table.shape
         if rows < source_vocab or (self.joint and source_vocab > vocab) or max(each, len(self.common)) > vocab:
-            raise ValueError(f"{folder / NAME} has {rows:,} rows of {each:,} tokens, which does not fit vocabularies of "
-                             f"{source_vocab:,} and {vocab:,}")  # fmt: skip
+            raise ValueError(f"{folder / NAME} has {rows:,} rows of {each:,} tokens, which does not fit vocabularies "
+                             f"of {source_vocab:,} and {vocab:,}")  # fmt: skip
         for ids in (self.table, self.common):
             if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
                 raise ValueError(f"{folder / NAME} holds tokens outside the vocabulary of {vocab:,}")

@@ -38,7 +38,8 @@ def layout(config: ArchitectureConfig) -> Model:
 
 def layout_within(config: ArchitectureConfig, held: Mapping[str, Held], place: Path) -> Model:
     """The layout of a stranger's config, if the tensors `held` by the file `place` may be its weights: every layer has
-    a tensor of its own, and all parameters together are no more than the numbers in the file."""
+    a tensor of its own, and all parameters together are not many more than the numbers in the file: some that are zero
+    may be left out. Each one's size is compared before it is read."""
     for name, stack in vars(config).items():
         layers = getattr(stack, "layers", 0) if isinstance(stack, StackConfig) else 0
         if layers > len(held) and not getattr(stack, "share_layers", False):
@@ -46,7 +47,7 @@ def layout_within(config: ArchitectureConfig, held: Mapping[str, Held], place: P
     with opening(place):
         model = layout(config)
     needed, found = sum(one.numel() for one in model.parameters()), sum(one.count for one in held.values())
-    if needed > found:
+    if needed > 2 * found:
         raise ValueError(f"{place} holds {found:,} numbers, too few for the {needed:,} parameters of the model")
     return model
 
