@@ -65,6 +65,7 @@ def _load(folder: Path) -> Opened:
             words.append("<unk>")
         elif rows != len(words):
             raise ValueError(f"{folder}: the vocabulary has {len(words)} tokens, but there are {rows} embeddings")
+    assert isinstance(model, EncoderDecoder)
     return Opened(model.eval(), source, target)
 
 

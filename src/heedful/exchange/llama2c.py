@@ -49,6 +49,7 @@ def _load(path: Path) -> DecoderOnly:
     values = torch.from_numpy(np.fromfile(path, dtype="<f4", offset=28))
     refuse_infinite([("the weights", values)], path)
     model.load_state_dict(dict(_weights(values, config, length, path)), assign=True)
+    assert isinstance(model, DecoderOnly)
     return model
 
 

@@ -63,11 +63,11 @@ class Vectors:
             rows = np.load(regular(path), mmap_mode="r", allow_pickle=False)
             if rows.ndim != 2 or len(rows) != documents or rows.dtype != np.float32:
                 raise ValueError(f"{path} does not hold {documents:,} vectors; build the index again")
+        if not file.exists():
+            return cls(rows)
         with opening(file):
-            graph = (
-                _faiss().read_index(str(regular(file, 4 * rows.nbytes + GRAPH * documents))) if file.exists() else None
-            )
-            if graph is not None and (graph.ntotal, graph.d) != rows.shape:
+            graph = _faiss().read_index(str(regular(file, 4 * rows.nbytes + GRAPH * documents)))
+            if (graph.ntotal, graph.d) != rows.shape:
                 raise ValueError(f"{file} is not the graph of these {documents:,} vectors; build the index again")
         return cls(rows, graph)
 

@@ -146,9 +146,9 @@ def _check_labels(labels: Any, columns: Columns, model: Reader, file: Path) -> N
     lists = labels.values() if isinstance(labels, dict) else [None]
     if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
         raise ValueError(f"{file} must hold a list of names for each column of labels")
-    heads = {getattr(head, "classes", None) for head in getattr(model.config, "heads", ())}
+    classes = [head.classes for head in getattr(model.config, "heads", ()) if getattr(head, "classes", None)]
     names = labels.get(columns[-1].name)
-    if names is not None and heads - {None} and len(names) not in heads:
-        raise ValueError(f"{file} names {len(names)} labels, but the model has {max(heads - {None})} classes")
+    if names is not None and classes and len(names) not in classes:
+        raise ValueError(f"{file} names {len(names)} labels, but the model has {classes[0]} classes")
     if names is not None and len(set(names)) < len(names):
         raise ValueError(f"{file} names a label twice")

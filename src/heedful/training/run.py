@@ -191,14 +191,12 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
             journal.say(f"the average of the last {len(kept)} checkpoints is better and is used")
         world.wait()
         _load_into(trainer.model, out)
-    wrong = [
-        name for name, number in numbers.items() if name in ("loss", recipe.training.metric) and not isfinite(number)
-    ]
-    if wrong:
-        raise ValueError(
-            f"the training has failed: {wrong[0]} is {numbers[wrong[0]]} on the validation set, so the model in {out} is "
-            "unusable; lower training.learning_rate, or check the weights that it started from"
-        )
+    for name in sorted({"loss", recipe.training.metric} & set(numbers)):
+        if not isfinite(numbers[name]):
+            raise ValueError(
+                f"the training has failed: {name} is {numbers[name]} on the validation set, so the model in {out} is "
+                "unusable; lower training.learning_rate, or check the weights that it started from"
+            )
     if trainer.world.leads:
         trainer.task.finish(trainer.model.eval(), out)
     memory = peak_memory()
