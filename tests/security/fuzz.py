@@ -329,7 +329,7 @@ def _limited(kind, folder, write):
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
-    signal.alarm(120)  # for what waits without working
+    signal.alarm(30)  # for what waits without working
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # panics of libraries print, too
     warnings.simplefilter("ignore")
     start = time.process_time()

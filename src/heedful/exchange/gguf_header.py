@@ -9,6 +9,8 @@ import struct
 from math import prod
 from pathlib import Path
 
+from heedful.bounded import regular
+
 SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # type -> bytes
 STRING, ARRAY = 8, 9
 MOST_VALUES = 4_000_000  # in all arrays; a vocabulary of 256,000 tokens has about a million
@@ -18,7 +20,7 @@ NUMBERS = 8  # values in a byte, at most: one bit each
 
 def check(path: Path) -> None:
     """ValueError if the header is not complete, or claims more than the file can hold."""
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         if path.stat().st_size < 24:
             raise ValueError(f"{path} is not a GGUF file, or is damaged: it ends too early")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
