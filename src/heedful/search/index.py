@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from heedful.bounded import opening, read_object
+from heedful.bounded import opening, read_object, regular
 from heedful.data.digest import file_digest
 from heedful.files import sync_folder, write_text
 from heedful.search.documents import Document
@@ -155,7 +155,8 @@ class Index:
     def lines(self) -> list[str]:
         if self._lines is None:
             with opening(self.folder):
-                self._lines = (self.folder / "documents.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+                text = regular(self.folder / "documents.jsonl").read_text(encoding="utf-8")
+                self._lines = text.split("\n")[:-1]
             if len(self._lines) != self.size:
                 raise ValueError(f"{self.folder / 'documents.jsonl'} has {len(self._lines):,} documents, but the index "
                                  f"{self.size:,}; build the index again")  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from heedful.bounded import opening, read_json
+from heedful.bounded import opening, read_json, regular
 from heedful.search.fusion import Ranking, top
 from heedful.text.words import words
 
@@ -55,7 +55,7 @@ class Words:
         library = _bm25s()
         with opening(folder):
             for file in folder.iterdir():
-                if file.suffix == ".json":
+                if regular(file).suffix == ".json":
                     read_json(file)
             index = library.BM25.load(str(folder), allow_pickle=False, show_progress=False)
             data, places, starts = (np.asarray(index.scores[name]) for name in ("data", "indices", "indptr"))
@@ -68,7 +68,7 @@ class Words:
                 and (np.diff(starts) >= 0).all()
                 and (not len(places) or 0 <= places.min() <= places.max() < documents)
                 and np.isfinite(data).all()
-                and all(type(number) is int and 0 <= number < words for number in known.values())
+                and all(type(place) is int and 0 <= place < words + (not word) for word, place in known.items())
             ):
                 raise ValueError(f"{folder} is damaged: it is not the index of {documents:,} documents; build it again")
         return cls(index)
