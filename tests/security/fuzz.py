@@ -375,9 +375,8 @@ def main():
     counts, failures = run(given.cases, kinds=given.kinds.split(","), start=given.start)
     print("| kind | opened | refused | failed |\n|---|---|---|---|")
     for kind, found in counts.items():
-        print(
-            f"| {kind} | {found['opened']} | {found['refused']} | {found.total() - found['opened'] - found['refused']} |"
-        )
+        failed = found.total() - found["opened"] - found["refused"]
+        print(f"| {kind} | {found['opened']} | {found['refused']} | {failed} |")
     print("\n".join(failures), file=sys.stderr)
     sys.exit(bool(failures))
 
