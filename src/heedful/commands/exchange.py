@@ -40,26 +40,31 @@ def import_model(
     from heedful.checkpoint import save_weights, state_of
     from heedful.data.prepare import save_tokenizers
     from heedful.exchange import published
-    from heedful.files import write_text
+    from heedful.files import locked, write_text
 
     if not published.is_published(source):
         raise ValueError(f"{source} is not {published.LAYOUTS}")
-    if (out / "config.yaml").exists():
-        raise ValueError(f"{out} already holds a model; choose another --out")
+    _refuse_model(out)
     opened = published.load(source)
     recipe = _recipe(opened, source)
     tokenizers = published.load_tokenizers(source, columns=2 if recipe["task"]["kind"] == "translation" else 1)
-    out.mkdir(parents=True, exist_ok=True)
-    save_weights(out, state_of(opened.model))
-    save_tokenizers(out, tokenizers)
-    if labels := published.labels(source):
-        write_text(out / "labels.json", json.dumps(labels, indent=2, ensure_ascii=False))
-    write_text(out / "README.md", f"# A {recipe['task']['kind']} model\n\nImported from {source.name}.\n")
-    write_text(out / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
+    with locked(out / ".lock", "a training or an import"):
+        _refuse_model(out)
+        save_weights(out, state_of(opened.model))
+        save_tokenizers(out, tokenizers)
+        if labels := published.labels(source):
+            write_text(out / "labels.json", json.dumps(labels, indent=2, ensure_ascii=False))
+        write_text(out / "README.md", f"# A {recipe['task']['kind']} model\n\nImported from {source.name}.\n")
+        write_text(out / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
     count = sum(parameter.numel() for parameter in opened.model.parameters())
     print(f"{out}: {recipe['task']['kind']}, {count:,} parameters, vocabulary {tokenizers[-1].vocab:,}")
     if note := published.remark(source):
         print(note)
+
+
+def _refuse_model(out: Path) -> None:
+    if (out / "config.yaml").exists():
+        raise ValueError(f"{out} already holds a model; choose another --out")
 
 
 def _recipe(opened: "Opened", source: Path) -> dict[str, Any]:
