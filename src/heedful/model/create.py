@@ -45,11 +45,11 @@ def layout_within(config: ArchitectureConfig, held: Mapping[str, Held], place: P
         if layers > len(held) and not getattr(stack, "share_layers", False):
             raise ValueError(f"{place} holds {len(held)} tensors, too few for the {layers} layers of the {name}")
     with opening(place):
-        model = layout(config)
-    needed, found = sum(one.numel() for one in model.parameters()), sum(one.count for one in held.values())
+        needed, found = sum(config.parameters().values()), sum(one.count for one in held.values())
     if needed > 2 * found:
         raise ValueError(f"{place} holds {found:,} numbers, too few for the {needed:,} parameters of the model")
-    return model
+    with opening(place):
+        return layout(config)
 
 
 def refuse_misfits(model: Model, held: Mapping[str, Held], place: Path) -> None:
