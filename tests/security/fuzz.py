@@ -372,13 +372,14 @@ def main():
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--start", type=int, default=0)
     given = parser.parse_args()
-    counts, failures = run(given.cases, kinds=given.kinds.split(","), start=given.start)
+    kinds, every = given.kinds.split(","), 0
     print("| kind | opened | refused | failed |\n|---|---|---|---|")
-    for kind, found in counts.items():
-        failed = found.total() - found["opened"] - found["refused"]
-        print(f"| {kind} | {found['opened']} | {found['refused']} | {failed} |")
-    print("\n".join(failures), file=sys.stderr)
-    sys.exit(bool(failures))
+    for kind in kinds:
+        counts, failures = run(given.cases // len(kinds), kinds=(kind,), start=given.start)
+        print(f"| {kind} | {counts[kind]['opened']} | {counts[kind]['refused']} | {len(failures)} |", flush=True)
+        print("".join(f"{line}\n" for line in failures), end="", file=sys.stderr, flush=True)
+        every += len(failures)
+    sys.exit(bool(every))
 
 
 if __name__ == "__main__":
