@@ -164,12 +164,12 @@ class Index:
 
     @property
     def words(self) -> Words:
-        self._words = self._words or Words.load(self.folder / "words", documents=self.size)
+        self._words = self._words or Words.load(self.folder / "words", documents=len(self.lines))
         return self._words
 
     @property
     def vectors(self) -> Vectors:
-        self._vectors = self._vectors or Vectors.load(self.folder, documents=self.size)
+        self._vectors = self._vectors or Vectors.load(self.folder, documents=len(self.lines))
         return self._vectors
 
     @property

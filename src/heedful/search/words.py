@@ -44,7 +44,8 @@ class Words:
         return top(self.scores(asked), k, above=0.0) if asked else []
 
     def scores(self, asked: Sequence[str]) -> np.ndarray:
-        return np.asarray(self._index.get_scores(list(asked)))
+        with opening("the index of words"):
+            return np.asarray(self._index.get_scores(list(asked)))
 
     def save(self, folder: Path) -> None:
         self._index.save(str(folder), show_progress=False)
