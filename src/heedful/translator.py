@@ -5,7 +5,6 @@
 'c b a'
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +17,10 @@ import torch
 from torch import Tensor
 
 from heedful.alignment import Aligner, Links
-from heedful.checkpoint import load_model, read_config
+from heedful.bounded import read_object
+from heedful.checkpoint import load_model, open_tokenizers, read_config
 from heedful.data.batches import cut
 from heedful.data.padding import pad
-from heedful.data.prepare import load_tokenizers
 from heedful.decoding.beam import History, Hypothesis
 from heedful.decoding.from_source import FromSource
 from heedful.decoding.generation import GenerationConfig, with_options
@@ -384,7 +383,7 @@ def load(
     if quantize not in ("", "int8"):
         raise ValueError(f"unknown quantize {quantize!r}; known: int8")
     folders = [Path(name) for name in (folder, *others)]
-    models, digests = [], set()
+    models, tokenizers = [], []
     for place in folders:
         model = load_model(place)
         if not isinstance(model, SequenceToSequence):
@@ -394,16 +393,20 @@ def load(
         if quantize:
             quantize_int8(model)
         models.append(model)
-        digests.add(tuple(tokenizer.digest() for tokenizer in load_tokenizers(place, columns=2)))
-    if len(digests) > 1:
+        tokenizers.append(open_tokenizers(place, model, columns=2))
+    if len({tuple(tokenizer.digest() for tokenizer in both) for both in tokenizers}) > 1:
         raise ValueError("models of an ensemble must share their tokenizer; these do not")
     data = read_config(folders[0]).get("data", {})
     limit = data.get("max_length", 256)
     aligner = Aligner.load(folders[0]) if (folders[0] / "alignment.json").exists() else None
+    if aligner is not None:
+        aligner.refuse_misfit(models[0], folders[0])
     words = Shortlist.load(folders[0]) if shortlist else None
+    if words is not None:
+        words.refuse_misfit(folders[0], source_vocab=tokenizers[0][0].vocab, vocab=tokenizers[0][-1].vocab)
     return Translator(
         models,
-        load_tokenizers(folders[0], columns=2),
+        tokenizers[0],
         limit=limit,
         aligner=aligner,
         shortlist=words,
@@ -416,7 +419,9 @@ def load(
 def reads_sentences(folder: Path) -> bool:
     """Whether the lines it was trained on are mostly single sentences: see `tasks/translation.py`."""
     try:
-        share = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))["several"]
-        return bool(share < SEVERAL)
-    except (OSError, ValueError, LookupError, TypeError):
+        share = read_object(folder / "sentences.json").get("several")
+    except FileNotFoundError:
         return True  # a folder of an older version
+    if not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ValueError(f"{folder / 'sentences.json'}: several must be a share from 0 to 1, not {share!r:.100}")
+    return share < SEVERAL

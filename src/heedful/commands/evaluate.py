@@ -117,11 +117,12 @@ def _test_of(models: list[Path]) -> tuple[list[Path], Path]:
 
 def _warn_if_trained_on(folder: Path, test: Path) -> None:
     """Warn if the test file is the training file: the scores then say nothing about new texts."""
+    from heedful.bounded import read_object
     from heedful.data.digest import file_digest
 
     try:
-        trained = json.loads((folder / "asked.json").read_text(encoding="utf-8"))["data"]["train"]
-    except (OSError, ValueError, LookupError):
+        trained = read_object(folder / "asked.json")["data"]["train"]
+    except (OSError, ValueError, LookupError, TypeError):
         return
     if file_digest(test) in trained:
         print(

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.commands.lines import as_line, reading, refuse_overwriting
 from heedful.commands.options import Parts, generation_options
 
 if TYPE_CHECKING:
@@ -82,8 +83,7 @@ def translate(
     config = parse(GenerationConfig, generation)
     if mbr and (required or history or alignment or config.num_beam_groups > 1 or form in ("pharaoh", "words")):
         raise ValueError("--mbr chooses among samples; leave out --required, --history, --num-beam-groups, alignments")
-    if source != "-" and output != "-" and Path(source).resolve() == Path(output).resolve():
-        raise ValueError("the input would be overwritten; give --output another name")
+    refuse_overwriting(source, output)
     translator = load(*models, quantize=quantize, shortlist=shortlist, streams=streams or None)
     if input_format not in ("", "plain", "jsonl"):
         raise ValueError(f"input format {input_format!r} is not one of plain, jsonl")
@@ -105,7 +105,7 @@ def translate(
             split=split,
         )
 
-    with _reading(source) as lines, _writing(output) as out, _progress(source, output == "-") as advance:
+    with reading(source) as lines, _writing(output) as out, _progress(source, output == "-") as advance:
         number = failed = 0
         for chunk in _chunks(lines, 1 if source == "-" and sys.stdin.isatty() else READ_AHEAD):
             entries = [_object(line, reads_json) for line in chunk]
@@ -169,13 +169,17 @@ def _object(line: str, as_json: bool) -> dict[str, Any]:
         return {"text": line}
     try:
         data = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict) or not isinstance(data.get("text"), str):
         return {"text": "", "error": "not a JSON object with a text field"}
     for key in ("constraints", "avoid"):
         if not isinstance(data.get(key, []), list):
             return {"text": "", "error": f"{key} is not a list of phrases"}
+    try:
+        json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return {"text": "", "error": "an unpaired surrogate, which is no text"}
     return data
 
 
@@ -184,7 +188,7 @@ def _shown(number: int, given: dict[str, Any], found: "Translation", form: str) 
     if form == "pharaoh":
         return " ".join(f"{source}-{target}" for source, target in found.alignment or []) + "\n"
     if form == "words":
-        return _with_sources(given["text"], found) + "\n"
+        return as_line(_with_sources(given["text"], found))
     if form == "jsonl":
         data = {**given, "sentence_id": number, "translation": found.text, "score": round(found.score, 6)}
         if found.alignment is not None:
@@ -195,14 +199,12 @@ def _shown(number: int, given: dict[str, Any], found: "Translation", form: str) 
             data["translations"] = [one.text for one in every]
             data["scores"] = [round(one.score, 6) for one in every]
         return json.dumps(data, ensure_ascii=False) + "\n"
-    texts = [one.text.replace("\n", " ") for one in every]
     if form == "nbest":
-        rows = [
-            f"{number} ||| {text} ||| log_prob= {sum(one.token_log_probs):.6f} ||| {one.score:.6f}"
-            for text, one in zip(texts, every, strict=True)
-        ]
-        return "\n".join(rows) + "\n"
-    return "\n".join(texts) + "\n"
+        return "".join(
+            as_line(f"{number} ||| {one.text} ||| log_prob= {sum(one.token_log_probs):.6f} ||| {one.score:.6f}")
+            for one in every
+        )
+    return "".join(as_line(one.text) for one in every)
 
 
 def _with_sources(text: str, found: "Translation") -> str:
@@ -233,35 +235,10 @@ def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 @contextmanager
-def _reading(name: str) -> Iterator[Iterator[str]]:
-    """Lines of text; invalid UTF-8 is replaced and reported with its line number."""
-    from heedful.data.lines import open_bytes
-
-    if name != "-" and not Path(name).is_file():
-        raise ValueError(f"there is no file {name}")
-    opened: IO[bytes] = sys.stdin.buffer if name == "-" else open_bytes(Path(name))
-    try:
-        yield _decoded(opened)
-    finally:
-        if name != "-":
-            opened.close()
-
-
-def _decoded(opened: IO[bytes]) -> Iterator[str]:
-    for number, raw in enumerate(opened, start=1):
-        raw = raw.rstrip(b"\n").removesuffix(b"\r")
-        try:
-            yield raw.decode("utf-8")
-        except UnicodeDecodeError:
-            print(f"heedful: line {number} is not valid UTF-8; invalid bytes are replaced", file=sys.stderr)
-            yield raw.decode("utf-8", "replace")
-
-
-@contextmanager
 def _writing(name: str) -> Iterator[IO[str]]:
     """The output; lines that were written stay written if a later one fails."""
     if name == "-":
         yield sys.stdout
         return
-    with Path(name).open("w", encoding="utf-8") as file:
+    with Path(name).open("w", encoding="utf-8", newline="\n") as file:
         yield file

@@ -15,6 +15,7 @@ import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
 from heedful import parts
+from heedful.bounded import read_yaml
 from heedful.config import Config, Probability, Size, did_you_mean, explain, parse, part_config
 from heedful.data.inputs import DataConfig
 from heedful.data.prepare import Prepared
@@ -163,11 +164,9 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
             raise ValueError(f"unknown recipe {name!r}{did_you_mean(name, recipes())}")
         path = FOLDER / f"{name}.yaml"
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        data = read_yaml(path) or {}
     except FileNotFoundError:
         raise ValueError(f"there is no recipe {path}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
     if isinstance(data, dict) and data.get("parts") and not (path.parent / "model.safetensors").exists():
         beside = [str(path.parent / name) for name in parts.listed(data["parts"])]
         found = [

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from heedful.bounded import read_object, read_yaml
 from heedful.checkpoint import average, newest, regular, set_aside
 from heedful.data.check import Report
 from heedful.data.columns import has_answers
@@ -117,7 +119,7 @@ def _run(
         write_text(out / "asked.json", json.dumps(asked, indent=2))
         show(prepared, resolved)
     world.wait()
-    resolved = parse_recipe(yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8")))
+    resolved = parse_recipe(read_yaml(out / "config.yaml"))
     journal.steps = resolved.training.steps
     try:
         return _train(resolved, task, prepared, out, world, journal)
@@ -189,6 +191,12 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
             journal.say(f"the average of the last {len(kept)} checkpoints is better and is used")
         world.wait()
         _load_into(trainer.model, out)
+    for name in sorted({"loss", recipe.training.metric} & set(numbers)):
+        if not isfinite(numbers[name]):
+            raise ValueError(
+                f"the training has failed: {name} is {numbers[name]} on the validation set, so the model in {out} is "
+                "unusable; lower training.learning_rate, or check the weights that it started from"
+            )
     if trainer.world.leads:
         trainer.task.finish(trainer.model.eval(), out)
     memory = peak_memory()
@@ -222,8 +230,14 @@ def _earlier(out: Path) -> dict[str, Any] | None:
         if (out / "model.safetensors").exists():
             raise ValueError(f"{out} holds a model that was not trained here; choose another --out")
         return None
-    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return data
+    return _asked(path)
+
+
+def _asked(path: Path) -> dict[str, Any]:
+    data = read_object(path)
+    if not isinstance(data.get("recipe"), dict) or not isinstance(data.get("data"), dict):
+        raise ValueError(f"{path} is damaged: it does not hold the recipe and the files of a training")
+    return {"budget": "", **data}
 
 
 def _refuse_changes(known: dict[str, Any], asked: dict[str, Any], out: Path) -> None:
@@ -312,7 +326,7 @@ def _resolve(
 ) -> Recipe:
     """The fully resolved recipe. Decisions of an earlier start are kept."""
     if known is not None:
-        saved = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
+        saved = read_yaml(out / "config.yaml")
         if not budget:
             now = recipe.model_dump(mode="json")
             for key in (*FREE, "training.steps"):
