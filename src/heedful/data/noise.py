@@ -135,7 +135,7 @@ def _poisson_lengths(total: int, mean: float, chance: Chance) -> np.ndarray:
 
 def _pieces(total: int, count: int, chance: Chance) -> np.ndarray:
     """The total cut into so many pieces of at least one, all ways being equally likely."""
-    cuts = np.sort(chance.choice(total - 1, count - 1, replace=False)) + 1 if count > 1 else []
+    cuts = sorted((chance.choice(total - 1, count - 1, replace=False) + 1).tolist()) if count > 1 else []
     return np.diff([0, *cuts, total])
 
 

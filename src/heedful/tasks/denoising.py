@@ -220,8 +220,8 @@ class Examples:
             wanted = batch.wanted[batch.target_valid]
             right = int((logits.argmax(-1) == wanted).sum())
             sums += np.array([float(cross_entropy(logits, wanted).total), right, len(wanted)])
-        total, right, count = (world.total(float(value)) if world is not None else float(value) for value in sums)
-        return {"loss": total / max(1, count), "accuracy": 100 * right / max(1, count)}
+        loss, hits, tokens = (world.total(float(value)) if world is not None else float(value) for value in sums)
+        return {"loss": loss / max(1, tokens), "accuracy": 100 * hits / max(1, tokens)}
 
     def measure(self, model: SequenceToSequence, texts: Texts) -> dict[str, float]:
         """The scores on these texts, with the noise of validation."""
