@@ -185,7 +185,8 @@ def test_published_models_go_on_and_transformers_agrees_with_the_result(name, te
     family, more = PUBLISHED[name]
     before = folders.published(tmp_path / "theirs", family, **more)
     keys = {"training.steps": 3, "training.validate_every": 3, "training.save_every": 3, "training.batch_tokens": 200,
-            "data.max_length": 40, "training.samples": 1, "training.learning_rate": 0.05, "training.warmup": 1}  # fmt: skip
+            "data.max_length": 40, "training.samples": 1, "training.learning_rate": 0.05,
+            "training.warmup": 1}  # fmt: skip
     found = heedful.train(text, out=tmp_path / "on", recipe="denoise", start_from=tmp_path / "theirs", changes=keys)
     tokenizer = found.source
     assert len(tokenizer.marks) == (100 if family == "t5" else 1)
