@@ -4,9 +4,10 @@
     python benchmarks/denoising.py --out runs/denoising --tables noise --steps 20 --tuning-steps 20 --pairs 200
                                                                         only to see that it runs
 
-A small model is pre-trained on single sentences of Tatoeba (../shared/data/tatoeba-eng-deu), English ones from one half of the
-pairs that are not used below and German ones from the other half, so that no sentence has its translation there. Then
-it is fine-tuned on 2,000 pairs, English to German, and tested on 1,000. All models have the same tokenizer and size.
+A small model is pre-trained on single sentences of Tatoeba (../shared/data/tatoeba-eng-deu), English ones from one half
+of the pairs that are not used below and German ones from the other half, so that no sentence has its translation there.
+Then it is fine-tuned on 2,000 pairs, English to German, and tested on 1,000. All models have the same tokenizer and
+size.
 
     pairs    pre-trained and fine-tuned beside the same pairs alone, with the same number of steps, and with as many
              more as pre-training took
