@@ -62,7 +62,7 @@ def evaluate(
         _warn_if_trained_on(folder, test)
     from heedful.translator import Translator, load
 
-    if not isinstance(first, Translator):
+    if not isinstance(first, Translator) or hasattr(first, "evaluate"):
         _show_numbers(first, folders, test, as_json)
         return
     from heedful.decoding.generation import GenerationConfig

@@ -17,6 +17,7 @@ from heedful.data.columns import Columns
 from heedful.data.prepare import Prepared
 from heedful.model.architecture import Model
 from heedful.objectives import Loss
+from heedful.text.tokenizer import Tokenizer
 
 Direction = Literal["higher", "lower"]  # which is better
 State = dict[str, Tensor]  # what a task carries from step to step
@@ -149,6 +150,11 @@ class TaskConfig(PartConfig):
     def for_columns(self, width: int, names: Collection[str]) -> "TaskConfig":
         """The task for files with rows of so many cells (0 = not a table), and these names in the header row or as
         keys: where the task can read one text or two, the files decide."""
+        return self
+
+    def for_tokenizer(self, tokenizer: Tokenizer) -> "TaskConfig":
+        """The task for a tokenizer that exists already, since training starts from a model: where the task can do with
+        other special tokens, the tokenizer decides."""
         return self
 
     @property
