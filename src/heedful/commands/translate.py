@@ -2,13 +2,14 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.commands.lines import chunks, line_count, progress, reading
 from heedful.commands.options import Parts, generation_options
 
 if TYPE_CHECKING:
@@ -105,9 +106,11 @@ def translate(
             split=split,
         )
 
-    with _reading(source) as lines, _writing(output) as out, _progress(source, output == "-") as advance:
+    shown = not (output == "-" and sys.stdout.isatty()) and not (source == "-" and sys.stdin.isatty())
+    total = line_count(source) if shown and sys.stderr.isatty() else None
+    with reading(source) as lines, _writing(output) as out, progress(total, shown=shown) as advance:
         number = failed = 0
-        for chunk in _chunks(lines, 1 if source == "-" and sys.stdin.isatty() else READ_AHEAD):
+        for chunk in chunks(lines, 1 if source == "-" and sys.stdin.isatty() else READ_AHEAD):
             entries = [_object(line, reads_json) for line in chunk]
             for entry, found in zip(entries, answer(entries), strict=True):
                 number += 1
@@ -137,31 +140,6 @@ def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "
             raise
         entry["error"] = str(error)
         return Request("")
-
-
-@contextmanager
-def _progress(source: str, shown_too: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar, if messages go to a terminal and the translations do not."""
-    if not sys.stderr.isatty() or (shown_too and sys.stdout.isatty()) or (source == "-" and sys.stdin.isatty()):
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("translating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=_line_count(source))
-        yield lambda count: bar.advance(task, count)
-
-
-def _line_count(source: str) -> int | None:
-    """The number of lines in a file; unknown for standard input."""
-    from heedful.data.lines import open_bytes
-
-    if source == "-":
-        return None
-    with open_bytes(Path(source)) as opened:
-        return sum(1 for _ in opened)
 
 
 def _object(line: str, as_json: bool) -> dict[str, Any]:
@@ -219,42 +197,6 @@ def _with_sources(text: str, found: "Translation") -> str:
     return " ".join(
         found.text[start:end] + ("" if link is None else f"({sources[link]})") for start, end, link in shown
     )
-
-
-def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    chunk = []
-    for line in lines:
-        chunk.append(line)
-        if len(chunk) >= size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-@contextmanager
-def _reading(name: str) -> Iterator[Iterator[str]]:
-    """Lines of text; invalid UTF-8 is replaced and reported with its line number."""
-    from heedful.data.lines import open_bytes
-
-    if name != "-" and not Path(name).is_file():
-        raise ValueError(f"there is no file {name}")
-    opened: IO[bytes] = sys.stdin.buffer if name == "-" else open_bytes(Path(name))
-    try:
-        yield _decoded(opened)
-    finally:
-        if name != "-":
-            opened.close()
-
-
-def _decoded(opened: IO[bytes]) -> Iterator[str]:
-    for number, raw in enumerate(opened, start=1):
-        raw = raw.rstrip(b"\n").removesuffix(b"\r")
-        try:
-            yield raw.decode("utf-8")
-        except UnicodeDecodeError:
-            print(f"heedful: line {number} is not valid UTF-8; invalid bytes are replaced", file=sys.stderr)
-            yield raw.decode("utf-8", "replace")
 
 
 @contextmanager

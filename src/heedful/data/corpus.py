@@ -72,6 +72,11 @@ def jsonl_start(file: Path) -> set[str]:
     return next((set(_object(line) or ()) for line in lines), set())
 
 
+def is_plain(file: Path) -> bool:
+    """Whether a file is plain text: neither a table nor JSONL."""
+    return _format_of(file) == "text"
+
+
 def _read_table(file: Path) -> Iterator[tuple[int, list[str] | Fault]]:
     """The cells of each row of a TSV or CSV file, numbered by the line that it starts in."""
     kind = _format_of(file)
