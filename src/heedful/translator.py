@@ -67,7 +67,8 @@ class Translation(Alternative):
 class Translator:
     """One model, or several with the same vocabulary whose probabilities are averaged. `aligner`: the alignment head;
     `shortlist`: the target tokens to consider for each source token; `streams`: batches translated in parallel;
-    `split`: whether texts are translated sentence by sentence; `language`: the source language, for splitting."""
+    `split`: whether texts are translated sentence by sentence; `language`: the source language, for splitting;
+    `context`: how many sentences before it the model sees when it translates one."""
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class Translator:
         streams: int = 1,
         split: bool = False,
         language: str = "",
+        context: int = 0,
     ) -> None:
         self.models = [model.eval() for model in models]
         self.starter = FromSource(self.models, tokenizers, shortlist=shortlist)
@@ -88,7 +90,7 @@ class Translator:
         self.limit = min([limit, *(model.source_limit or limit for model in models)])
         self.device = models[0].device
         self.aligner = aligner
-        self.split, self.language = split, language
+        self.split, self.language, self.context = split, language, context
 
     @overload
     def translate(
@@ -129,8 +131,47 @@ class Translator:
         requests = [Request(text) if isinstance(text, str) else text for text in texts]
         return self.write(self.read(requests, split=split), config, **options)
 
+    def translate_document(
+        self,
+        texts: Sequence[str | Request],
+        config: GenerationConfig | None = None,
+        *,
+        context: Sequence[tuple[str, str]] = (),
+        **options: Any,
+    ) -> list[Translation]:
+        """Consecutive texts of one document: each is translated in the context of those before it, if the model was
+        trained with data.context. `context`: earlier texts and their translations."""
+        first, *others = [Request(text) if isinstance(text, str) else text for text in texts] or [Request("")]
+        found = self.translate_documents([[replace(first, context=context), *others]], config, **options)[0]
+        return found[: len(texts)]
+
+    def translate_documents(
+        self, documents: Sequence[Sequence[str | Request]], config: GenerationConfig | None = None, **options: Any
+    ) -> list[list[Translation]]:
+        """The same for several documents. Sentence i of all of them is one batch, since sentence i + 1 needs its
+        translation. An empty text is no part of the context."""
+        config, others = with_options(config or GenerationConfig(), options)
+        every = [[Request(text) if isinstance(text, str) else text for text in texts] for texts in documents]
+        if not self.context:
+            flat = iter(self.translate_all([request for texts in every for request in texts], config, **others))
+            return [[next(flat) for _ in texts] for texts in every]
+        found: list[list[Translation]] = [[] for _ in every]
+        before: list[list[tuple[str, str]]] = [[] for _ in every]
+        for place in range(max(map(len, every), default=0)):
+            going = [number for number, texts in enumerate(every) if len(texts) > place]
+            for number in going:
+                before[number] += every[number][place].context
+            asked = [replace(every[number][place], context=tuple(before[number][-self.context :])) for number in going]
+            for number, request, one in zip(going, asked, self.translate_all(asked, config, **others), strict=True):
+                found[number].append(one)
+                if request.text.strip():
+                    before[number].append((request.text, one.text))
+        return found
+
     def read(self, requests: Sequence[Request], *, split: bool | None = None) -> list["Reading"]:
         """Split and tokenise, once. A text with a prefix or required phrases is not split into sentences."""
+        if not self.context and any(request.context for request in requests):
+            raise ValueError("this model reads single sentences; leave out the context, or train with data.context=1")
         whole = self.split if split is None else split
         wanted = [whole and not request.prefix and not request.required for request in requests]
         parts = self._parts([request.text for request in requests], wanted)
@@ -158,13 +199,17 @@ class Translator:
         owners = [owner for owner, reading in enumerate(readings) for _ in reading.parts]
         rows = [part.tokens for reading in readings for part in reading.parts]
         histories: list[History] | None = [[] for _ in rows] if history else None
-        written = self.runner.run(
-            self.starter.groups(rows, requests, config),
-            batch_tokens=batch_tokens,
-            batch_size=batch_size,
-            histories=histories,
-            dropped=None if dropped is None else lambda part: dropped(owners[part]),
-        )
+
+        def run(rows: Sequence[list[int]], requests: Sequence[Request]) -> dict[int, list[Hypothesis]]:
+            return self.runner.run(
+                self.starter.groups(rows, requests, config),
+                batch_tokens=batch_tokens,
+                batch_size=batch_size,
+                histories=histories,
+                dropped=None if dropped is None else lambda part: dropped(owners[part]),
+            )
+
+        written = self._run_in_context(run, rows, requests, owners, config) if self.context else run(rows, requests)
         found, first = [], 0
         for reading in readings:
             numbers = range(first, first + len(reading.parts))
@@ -181,6 +226,51 @@ class Translator:
                 one = replace(one, history=histories[numbers[0]])
             found.append(one)
         return found
+
+    def _run_in_context(
+        self,
+        run: Callable[[Sequence[list[int]], Sequence[Request]], dict[int, list[Hypothesis]]],
+        rows: Sequence[list[int]],
+        requests: Sequence[Request],
+        owners: Sequence[int],
+        config: GenerationConfig,
+    ) -> dict[int, list[Hypothesis]]:
+        """The parts of a text one after the other, each with the pairs before it; the texts side by side."""
+        found: dict[int, list[Hypothesis]] = {}
+        before: dict[int, list[tuple[str, str]]] = {}
+        left = list(range(len(rows)))
+        while left:
+            now = list({owners[number]: number for number in reversed(left)}.values())  # the first part of each text
+            left = [number for number in left if number not in now]
+            asked, read = list(requests), [list[int]() for _ in rows]
+            for number in now:
+                pairs = [*before.setdefault(owners[number], []), *requests[number].context]
+                asked[number], read[number] = self._in_context(requests[number], rows[number], pairs)
+            contexts = self.starter.written_before([asked[number] for number in now])
+            skipped = dict(zip(now, map(len, contexts), strict=True))
+            for number, hypotheses in run(read, asked).items():
+                found[number] = [_without(one, skipped[number], config) for one in hypotheses]
+                text = self.target.decode([found[number][0].tokens])[0].strip() if hypotheses else ""
+                before[owners[number]] += [*requests[number].context, (requests[number].text, text)]
+        return found
+
+    def _in_context(
+        self, request: Request, row: list[int], pairs: Sequence[tuple[str, str]]
+    ) -> tuple[Request, list[int]]:
+        """The request with the last of these pairs as its context, and its tokens after theirs. Of a context that is
+        too long, the oldest sentences are left out; a translation is taken to be as long as its source."""
+        pairs = [pair for pair in pairs if row][-self.context :]
+        sources, targets = (
+            tokenizer.encode([pair[side] for pair in pairs])
+            for side, tokenizer in enumerate((self.source, self.target))
+        )
+        first = 0
+        while max(sum(len(some) + 1 for some in side[first:]) for side in (sources, targets)) + len(row) >= self.limit:
+            if first == len(pairs):
+                break
+            first += 1
+        tokens = [token for some in sources[first:] for token in (*some, self.source.sentence_break)]
+        return replace(request, context=tuple(pairs[first:])), [*tokens, *row]
 
     def repeatable(self, reading: "Reading") -> bool:
         """Whether it may be translated again after a failure."""
@@ -245,9 +335,23 @@ class Translator:
             yield from self.translate(chunk, config, batch_tokens=batch_tokens)
 
     @torch.inference_mode()
-    def score(self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = 4096) -> list[list[float]]:
-        """The log-probability of each token of each target, its end included, given its source."""
+    def score(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        batch_tokens: int = 4096,
+        places: Sequence[int] | None = None,
+    ) -> list[list[float]]:
+        """The log-probability of each token of each target, its end included, given its source. `places`: of the pairs
+        in their documents, for models that read context."""
         sources, targets = self.source.encode([s for s, _ in pairs]), self.target.encode([t for _, t in pairs])
+        skipped = [0] * len(pairs)
+        if self.context and places is not None:
+            for number, place in enumerate(places):
+                before = pairs[number - min(place, self.context) : number]
+                request, sources[number] = self._in_context(Request(pairs[number][0]), sources[number], before)
+                (context,) = self.starter.written_before([request])
+                skipped[number], targets[number] = len(context), [*context, *targets[number]]
         lengths = np.array([[len(s) + 1, len(t) + 1] for s, t in zip(sources, targets, strict=True)]).reshape(-1, 2)
         found: list[list[float]] = [[] for _ in pairs]
         for chosen in cut(np.arange(len(pairs)), lengths, batch_tokens) if len(pairs) else []:
@@ -257,7 +361,7 @@ class Translator:
             log_probs = self._log_probs(source.to(self.device), valid.to(self.device), target.to(self.device))
             picked = log_probs.gather(-1, wanted.to(self.device)[..., None])[..., 0]
             for row, index in enumerate(chosen):
-                found[index] = picked[row, real[row].to(self.device)].tolist()
+                found[index] = picked[row, real[row].to(self.device)].tolist()[skipped[index] :]
         return found
 
     def _log_probs(self, source: Tensor, valid: Tensor, target: Tensor) -> Tensor:
@@ -354,6 +458,15 @@ class Reading:
         return [replace(self.request, text=first.text), *rest]
 
 
+def _without(one: Hypothesis, count: int, config: GenerationConfig) -> Hypothesis:
+    """A hypothesis without its first tokens, which are the context's."""
+    if not count:
+        return one
+    log_probs = one.token_log_probs[count:]
+    score = config.rank(sum(log_probs), len(log_probs))
+    return replace(one, tokens=one.tokens[count:], score=score, log_prob=sum(log_probs), token_log_probs=log_probs)
+
+
 def _join(parts: list[list[Alternative]], cuts: list[_Part]) -> Translation:
     """The translation of a text from those of its parts; its n-th alternative joins their n-th ones."""
     if len(parts) == 1 and parts[0]:
@@ -410,6 +523,7 @@ def load(
         streams=cores() if streams is None else streams,
         split=reads_sentences(folders[0]),
         language=str(data.get("source_language", "")),
+        context=int(data.get("context", 0)),
     )
 
 

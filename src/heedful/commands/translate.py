@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -64,6 +65,9 @@ def translate(
     (required phrases) and `avoid` (banned phrases). Other fields are passed through, and the output is JSONL too. A
     line that cannot be translated is reported, gives an empty line, and makes the exit code 1.
 
+    A model that was trained with data.context sees the lines before, of the same document: a blank line begins a new
+    one, as does another `document` in JSONL.
+
     Examples:
 
       echo "Hello." | heedful translate runs/my-model
@@ -91,13 +95,18 @@ def translate(
     reads_json = input_format == "jsonl" or (not input_format and source.endswith((".jsonl", ".jsonl.gz")))
     as_json = form == "jsonl" or reads_json
 
+    if mbr and translator.context:
+        raise ValueError("--mbr chooses for each line by itself, but this model reads the lines before; leave it out")
+    documents = _Documents(translator.context)
+
     def answer(entries: list[dict[str, Any]]) -> "list[Translation]":
         requests = [_request(entry, required or [], banned or []) for entry in entries]
         if mbr:
             drawn = config.model_copy(update={"num_return_sequences": mbr})
             return translator.by_consensus(requests, drawn, batch_tokens=batch_tokens, split=split)
-        return translator.translate(
-            requests,
+        divided = documents.divided(entries, requests)
+        found = translator.translate_documents(
+            divided,
             config,
             batch_tokens=batch_tokens,
             alignment=form in ("pharaoh", "words") or (as_json and alignment),
@@ -105,6 +114,8 @@ def translate(
             replace_unknowns=replace_unknowns,
             split=split,
         )
+        documents.remember(divided, found)
+        return [one for some in found for one in some]
 
     shown = not (output == "-" and sys.stdout.isatty()) and not (source == "-" and sys.stdin.isatty())
     total = line_count(source) if shown and sys.stderr.isatty() else None
@@ -122,9 +133,49 @@ def translate(
                 out.write(_shown(number - 1, entry, found, "jsonl" if as_json else form))
             out.flush()
             advance(len(chunk))
+    if translator.context and number > 1 and not documents.follow:
+        print("heedful: every line is a document of its own, so none was translated in context", file=sys.stderr)
     if failed:
         print(f"heedful: {failed} of {number} lines could not be translated", file=sys.stderr)
         raise typer.Exit(1)
+
+
+class _Documents:
+    """Divides lines into documents, and carries the end of the latest one over to the lines that follow. `context`:
+    how many sentences before a model reads; if none, all lines are together. `follow`: how many lines follow another
+    in their document."""
+
+    def __init__(self, context: int) -> None:
+        self.context, self.follow = context, 0
+        self._before: list[tuple[str, str]] = []
+        self._latest: Any = None
+
+    def divided(self, entries: list[dict[str, Any]], requests: "list[Request]") -> "list[list[Request]]":
+        from heedful.data.documents import NAMES
+
+        if not self.context:
+            return [requests]
+        found: list[list[Request]] = [[]]
+        for entry, request in zip(entries, requests, strict=True):
+            name = next((entry[name] for name in NAMES if name in entry), None)
+            if name != self._latest or not request.text.strip():
+                found.append([])
+            self._latest = name
+            found[-1].append(request)
+        if found[0]:
+            found[0][0] = replace(found[0][0], context=tuple(self._before))
+        return found
+
+    def remember(self, asked: "list[list[Request]]", found: "list[list[Translation]]") -> None:
+        if self.context:
+            pairs = [
+                (request.text, one.text)
+                for request, one in zip(asked[-1], found[-1], strict=True)
+                if request.text.strip()
+            ]
+            self._before = [*(self._before if len(asked) == 1 else []), *pairs][-self.context :]
+            texts = [[request for request in some if request.text.strip()] for some in asked]
+            self.follow += sum(len(some) - (place > 0) for place, some in enumerate(texts) if some)
 
 
 def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "Request":

@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from heedful.data.build import build, largest, split_for, usable
 from heedful.data.check import Report
 from heedful.data.columns import PAIR, Columns
@@ -51,6 +53,11 @@ class Prepared:
     def has(self, split: str) -> bool:
         return bool(self.facts["rows"].get(split))
 
+    def places(self, split: str) -> np.ndarray:
+        """How many rows before each one belong to its document, where rows belong to documents."""
+        path = self.folder / f"{split}.places"
+        return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+
     def texts(self, split: str) -> list[tuple[str, ...]]:
         """The raw texts of a held-out split."""
         lines = (self.folder / f"{split}.jsonl").read_text(encoding="utf-8").split("\n")
@@ -77,6 +84,7 @@ def prepare(
     columns = [asdict(column) for column in inputs.columns]
     how = config.model_dump(exclude={"dropout", "file"})
     content = {**content, "fields": list(inputs.fields)} if inputs.fields else content
+    content = {**content, "documents": []} if inputs.documents else content
     tokenizers_key = _key(content, columns, how, data.held_out, words, list(specials))
     texts = sum(column.is_text for column in inputs.columns)
     if texts > 2 and not config.joint:

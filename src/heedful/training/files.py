@@ -51,5 +51,6 @@ def arranged(
         columns=task.columns,
         fields=tuple(given),
         strict=task.labelled,
+        documents=recipe.data.context > 0,
     )
     return updated, inputs
