@@ -51,6 +51,5 @@ def arranged(
         columns=task.columns,
         fields=tuple(given),
         strict=task.labelled,
-        documents=recipe.data.context > 0,
     )
     return updated, inputs

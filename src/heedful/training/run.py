@@ -5,7 +5,7 @@ import resource
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,7 @@ def _run(
     world: World,
 ) -> Result:
     known = _earlier(out)
+    inputs = replace(inputs, documents=recipe.data.context > 0)
     asked = {"recipe": recipe.model_dump(mode="json"), "budget": str(budget), "data": inputs.digests(cache)}
     if recipe.start_from:
         asked["start"] = digest_of(Path(recipe.start_from))
