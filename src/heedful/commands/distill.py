@@ -111,6 +111,8 @@ def distill(
             print(f"heedful: {output} is finished already", file=sys.stderr)
         else:
             translator = load(*folders, quantize=quantize, shortlist=shortlist, streams=streams or None)
+            if translator.context:
+                print("heedful: the model reads context, but each line is translated by itself", file=sys.stderr)
             held_out = frozenset[str]() if keep_all else _held_out(folders)
             writer = Writer(translator, config, rules, back, tag, held_out, batch_tokens)
             _write(writer, texts, paths, note, keep_all)

@@ -107,7 +107,7 @@ class Translation:
         held_out = "valid" if prepared.has("valid") else "train"
         self.scored: Store | InContext = self._in_context(held_out) if self.context else self.valid
         self.dropout = dropout
-        references = [target for _, target, _ in self._references()]
+        references = [target for _, target in self._references()]
         cut = tokenization(references, language=language)
         quick_score(["a"], ["a"], tokenizer=cut.name)  # fails now if it is not installed
         self.tokenizer = cut.name
@@ -145,13 +145,13 @@ class Translation:
         texts = self._references()
         limit = self.limit + 1 if self.context else 1 << 30
         translator = Translator([model], self.prepared.tokenizers, limit=limit, context=self.context)
-        sources = [Request(source, context=before) for source, _, before in texts][world.rank :: world.size]
+        sources = self._asked()[world.rank :: world.size]
         written = world.gather([found.text for found in translator.translate(sources, GREEDY, batch_tokens=budget)])
         numbers = {"loss": total / max(1, count), "accuracy": 100 * right / max(1, count)}
-        numbers |= quick_score(written, [target for _, target, _ in texts], tokenizer=self.tokenizer)
+        numbers |= quick_score(written, [target for _, target in texts], tokenizer=self.tokenizer)
         shown = [
             {"source": source, "reference": target, "hypothesis": text}
-            for (source, target, _), text in zip(texts[:samples], written, strict=False)
+            for (source, target), text in zip(texts[:samples], written, strict=False)
         ]
         return Scores(numbers, shown)
 
@@ -207,19 +207,25 @@ class Translation:
         (sources, _), (targets, before) = (rows.rows(column, numbers, read) for column in (0, 1))
         return collate(sources, targets, self.prepared.tokenizers, before=before)
 
-    def _references(self) -> list[tuple[str, str, tuple[tuple[str, str], ...]]]:
-        """Source, target, and the pairs before it: while training is monitored, the target's context is the true one,
+    def _references(self) -> list[tuple[str, str]]:
+        texts = self._texts()
+        return texts[:: max(1, len(texts) // SCORED)][:SCORED]
+
+    def _asked(self) -> list[Request]:
+        """Their sources, with the pairs before them: while training is monitored, the target's context is the true one,
         so that processes can share the sentences of a document."""
+        texts = self._texts()
+        places = self.scored.places.tolist() if isinstance(self.scored, InContext) else [0] * len(texts)
+        before = [texts[row - min(place, self.context) : row] for row, place in enumerate(places[: len(texts)])]
+        asked = [Request(source, context=pairs) for (source, _), pairs in zip(texts, before, strict=True)]
+        return asked[:: max(1, len(texts) // SCORED)][:SCORED]
+
+    def _texts(self) -> list[tuple[str, str]]:
         if self.prepared.has("valid"):
-            texts = self.prepared.texts("valid")
-        else:
-            rows = np.arange(min(SCORED, len(self.train)))
-            decoded = [self.prepared.tokenizers[c].decode(self.train.rows(c, rows)) for c in (0, 1)]
-            texts = list(zip(*decoded, strict=True))
-        pairs = [(text[0], text[1]) for text in texts]
-        places = self.scored.places.tolist() if isinstance(self.scored, InContext) else [0] * len(pairs)
-        taken = range(len(pairs))[:: max(1, len(pairs) // SCORED)][:SCORED]
-        return [(*pairs[row], tuple(pairs[row - min(places[row], self.context) : row])) for row in taken]
+            return [(text[0], text[1]) for text in self.prepared.texts("valid")]
+        rows = np.arange(min(SCORED, len(self.train)))
+        decoded = [self.prepared.tokenizers[c].decode(self.train.rows(c, rows)) for c in (0, 1)]
+        return list(zip(*decoded, strict=True))
 
     def _rows(self, store: Store, column: int, rows: np.ndarray, seed: tuple[int, ...]) -> list[np.ndarray]:
         found = store.rows(column, rows)
