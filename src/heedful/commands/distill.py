@@ -76,6 +76,7 @@ def distill(
 
       heedful distill runs/de-en mono.de.txt --back --sample --tag "<bt> " -o synthetic.tsv
     """
+    from heedful.checkpoint import read_config
     from heedful.config import parse
     from heedful.decoding.generation import GenerationConfig
     from heedful.files import locked
@@ -89,6 +90,8 @@ def distill(
         raise ValueError(f"there is no file {texts}")
     if tag and not back:
         raise ValueError("--tag marks sources that a model wrote; use it with --back")
+    for folder in folders:
+        read_config(folder)
     config = parse(GenerationConfig, generation)
     if config.num_return_sequences > 1:
         raise ValueError("distill writes one translation per line; leave out --num-return-sequences")
@@ -170,10 +173,10 @@ class Paths:
         every = (self.output, self.part, self.filtered, self.note)
         if texts.resolve() in {path.resolve() for path in every}:
             raise ValueError("the input would be overwritten; give --output another name")
-        if not self.note.exists():
-            for path in every:
-                if path.exists():
-                    raise ValueError(f"{path} exists already, and was not written by this command; choose another -o")
+        written = every if not self.note.exists() else (self.output,) if self.part.exists() else ()
+        for path in written:
+            if path.exists():
+                raise ValueError(f"{path} exists already, and was not written by this command; choose another -o")
 
 
 @dataclass(frozen=True)
@@ -205,10 +208,12 @@ class Writer:
         from heedful.data.corpus import near
         from heedful.decoding.runner import Request
 
-        reasons = [
-            why or ("" if text.strip() else "empty line") or (near(text) in self.held_out and "held out for testing")
-            for _, text, why in lines
-        ]
+        def unusable(text: str) -> str:
+            if not text.strip():
+                return "empty line"
+            return "held out for testing" if near(text) in self.held_out else ""
+
+        reasons = [why or unusable(text) for _, text, why in lines]
         asked = [Request("" if why else text) for (_, text, _), why in zip(lines, reasons, strict=True)]
         readings = self.translator.read(asked)
         written = self.translator.write(readings, self.config, batch_tokens=self.batch_tokens)
@@ -266,7 +271,9 @@ def _write(writer: Writer, texts: Path, paths: Paths, note: dict[str, Any], keep
     """Translate what is left, chunk by chunk. The note says how many bytes of each file are complete."""
     from heedful.files import write_text
 
-    paths.output.parent.mkdir(parents=True, exist_ok=True)
+    if not note["lines"]:
+        paths.output.parent.mkdir(parents=True, exist_ok=True)
+        write_text(paths.note, json.dumps(note, indent=2))
     begun = paths.part if paths.part.exists() or not note["lines"] else paths.output  # killed after it was renamed
     if note["lines"]:
         print(f"heedful: resuming after line {note['lines']:,}", file=sys.stderr)
