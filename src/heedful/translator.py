@@ -23,6 +23,7 @@ from heedful.data.batches import cut
 from heedful.data.padding import pad
 from heedful.data.prepare import load_tokenizers
 from heedful.decoding.beam import History, Hypothesis
+from heedful.decoding.before import Before
 from heedful.decoding.from_source import FromSource
 from heedful.decoding.generation import GenerationConfig, with_options
 from heedful.decoding.runner import Request, Runner
@@ -91,6 +92,7 @@ class Translator:
         self.device = models[0].device
         self.aligner = aligner
         self.split, self.language, self.context = split, language, context
+        self.before = Before(self.starter, context=context, limit=self.limit)
 
     @overload
     def translate(
@@ -209,7 +211,7 @@ class Translator:
                 dropped=None if dropped is None else lambda part: dropped(owners[part]),
             )
 
-        written = self._run_in_context(run, rows, requests, owners, config) if self.context else run(rows, requests)
+        written = self.before.run(run, rows, requests, owners, config) if self.context else run(rows, requests)
         found, first = [], 0
         for reading in readings:
             numbers = range(first, first + len(reading.parts))
@@ -226,51 +228,6 @@ class Translator:
                 one = replace(one, history=histories[numbers[0]])
             found.append(one)
         return found
-
-    def _run_in_context(
-        self,
-        run: Callable[[Sequence[list[int]], Sequence[Request]], dict[int, list[Hypothesis]]],
-        rows: Sequence[list[int]],
-        requests: Sequence[Request],
-        owners: Sequence[int],
-        config: GenerationConfig,
-    ) -> dict[int, list[Hypothesis]]:
-        """The parts of a text one after the other, each with the pairs before it; the texts side by side."""
-        found: dict[int, list[Hypothesis]] = {}
-        before: dict[int, list[tuple[str, str]]] = {}
-        left = list(range(len(rows)))
-        while left:
-            now = list({owners[number]: number for number in reversed(left)}.values())  # the first part of each text
-            left = [number for number in left if number not in now]
-            asked, read = list(requests), [list[int]() for _ in rows]
-            for number in now:
-                pairs = [*before.setdefault(owners[number], []), *requests[number].context]
-                asked[number], read[number] = self._in_context(requests[number], rows[number], pairs)
-            contexts = self.starter.written_before([asked[number] for number in now])
-            skipped = dict(zip(now, map(len, contexts), strict=True))
-            for number, hypotheses in run(read, asked).items():
-                found[number] = [_without(one, skipped[number], config) for one in hypotheses]
-                text = self.target.decode([found[number][0].tokens])[0].strip() if hypotheses else ""
-                before[owners[number]] += [*requests[number].context, (requests[number].text, text)]
-        return found
-
-    def _in_context(
-        self, request: Request, row: list[int], pairs: Sequence[tuple[str, str]]
-    ) -> tuple[Request, list[int]]:
-        """The request with the last of these pairs as its context, and its tokens after theirs. Of a context that is
-        too long, the oldest sentences are left out; a translation is taken to be as long as its source."""
-        pairs = [pair for pair in pairs if row][-self.context :]
-        sources, targets = (
-            tokenizer.encode([pair[side] for pair in pairs])
-            for side, tokenizer in enumerate((self.source, self.target))
-        )
-        first = 0
-        while max(sum(len(some) + 1 for some in side[first:]) for side in (sources, targets)) + len(row) >= self.limit:
-            if first == len(pairs):
-                break
-            first += 1
-        tokens = [token for some in sources[first:] for token in (*some, self.source.sentence_break)]
-        return replace(request, context=tuple(pairs[first:])), [*tokens, *row]
 
     def repeatable(self, reading: "Reading") -> bool:
         """Whether it may be translated again after a failure."""
@@ -349,7 +306,7 @@ class Translator:
         if self.context and places is not None:
             for number, place in enumerate(places):
                 before = pairs[number - min(place, self.context) : number]
-                request, sources[number] = self._in_context(Request(pairs[number][0]), sources[number], before)
+                request, sources[number] = self.before.read(Request(pairs[number][0]), sources[number], before)
                 (context,) = self.starter.written_before([request])
                 skipped[number], targets[number] = len(context), [*context, *targets[number]]
         lengths = np.array([[len(s) + 1, len(t) + 1] for s, t in zip(sources, targets, strict=True)]).reshape(-1, 2)
@@ -456,15 +413,6 @@ class Reading:
         first, *others = self.parts
         rest = [Request(part.text, banned=self.request.banned) for part in others]
         return [replace(self.request, text=first.text), *rest]
-
-
-def _without(one: Hypothesis, count: int, config: GenerationConfig) -> Hypothesis:
-    """A hypothesis without its first tokens, which are the context's."""
-    if not count:
-        return one
-    log_probs = one.token_log_probs[count:]
-    score = config.rank(sum(log_probs), len(log_probs))
-    return replace(one, tokens=one.tokens[count:], score=score, log_prob=sum(log_probs), token_log_probs=log_probs)
 
 
 def _join(parts: list[list[Alternative]], cuts: list[_Part]) -> Translation:
