@@ -148,9 +148,10 @@ def test_the_loss_is_that_of_each_sentence_after_those_before_it(place):
     scores = found.score(texts, places=places)
     batch = task.collate(rows)
     with torch.inference_mode():
-        (total, count) = vars(task.loss(found.models[0], batch, state={}))["terms"]["tokens"]
-    assert int(count) == batch.counts["tokens"] == sum(map(len, scores)) == sum(len(t) + 1 for _, t in texts)
-    assert float(total) == pytest.approx(-sum(map(sum, scores)), rel=1e-4)
+        term = task.loss(found.models[0], batch, state={}).terms["tokens"]
+    tokens = sum(len(row) + 1 for row in store.rows(1, rows))
+    assert int(term.count) == batch.counts["tokens"] == sum(map(len, scores)) == tokens
+    assert float(term.total) == pytest.approx(-sum(map(sum, scores)), rel=1e-4)
     assert found.score(texts) != scores
 
 
@@ -225,8 +226,11 @@ def test_held_out_documents_are_saved_as_documents(place):
 def test_what_does_not_go_together_is_refused(place, model, monkeypatch, capsys):
     plain = pairs(place / "plain.tsv", 40)
     out = ["--out", place / "x", "--cache", place / "cache"]
-    said = refused(monkeypatch, capsys, "train", plain, *out, *SMALL, "data.context=1")
-    assert "plain.tsv: it has no documents, but data.context needs the sentences before; put blank lines" in said
+    recipe = read_recipe("tiny", [*SMALL, "data.context=1"])
+    with pytest.raises(
+        ValueError, match=r"plain.tsv: it has no documents, but data.context needs the sentences before"
+    ):
+        train(recipe, Inputs((plain,)), place / "x", cache=place / "cache")
     write_text(place / "book.txt", "a book")
     said = refused(monkeypatch, capsys, "train", place / "book.txt", *out, "--recipe", "char-gpt", "data.context=1")
     assert "data.context is for translation; task causal_lm has no sentences before: set data.context=0" in said

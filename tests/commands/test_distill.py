@@ -78,6 +78,10 @@ def test_what_is_filtered_is_counted_and_listed_with_its_reason(place, said):
     assert {row[3] for row in listed if row[1:2] == ["held out for testing"]} <= held_out
 
 
+def test_a_cell_stays_a_cell_whatever_a_model_writes():
+    assert distill._cell("\0a\tb\nc\rd \u2028e ") == "a b c d \u2028e"
+
+
 def test_the_reasons():
     rules = Rules(min_score=-1.5, max_ratio=3)
     assert rules.reason(5, 0, -1.0, ended=True) == "no translation"
@@ -123,7 +127,7 @@ def test_mistakes_are_refused_with_what_to_do(place, said, monkeypatch, capsys):
     (place / "mine.tsv").write_text("x\ty\n")
     for arguments, text in (
         (["a", "t.txt", "-o", "done.tsv", "--keep-all", "-b", 2], "other settings (num_beams: 4 -> 2); use the same"),
-        (["a", "b", "t.txt", "-o", "done.tsv", "--keep-all"], "other settings (teachers: "),
+        (["a", "b", "t.txt", "-o", "done.tsv", "--keep-all"], "other settings (teachers changed); use the same"),
         (["a", "t.txt", "-o", "t.txt"], "the input would be overwritten; give --output another name"),
         (["a", "t.txt", "-o", "mine.tsv"], "mine.tsv exists already, and was not written by this command"),
         (["a", "b", "-o", "x.tsv"], "give a model folder, then a file"),

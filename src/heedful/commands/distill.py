@@ -230,8 +230,9 @@ class Writer:
 
 
 def _cell(text: str) -> str:
-    """The text as a cell of a table."""
-    return text.translate({ord(mark): " " for mark in "\t\n\r"}).strip()
+    """The text as a cell of a table. A NUL, which bytes of a vocabulary allow a model to write, would make the file
+    unreadable."""
+    return text.translate({ord(mark): " " for mark in "\t\n\r\0"}).strip()
 
 
 def _digest(file: Path) -> str:
