@@ -232,6 +232,7 @@ def test_what_does_not_go_together_is_refused(place, model, monkeypatch, capsys)
     ):
         train(recipe, Inputs((plain,)), place / "x", cache=place / "cache")
     write_text(place / "book.txt", "a book")
+    capsys.readouterr()
     said = refused(monkeypatch, capsys, "train", place / "book.txt", *out, "--recipe", "char-gpt", "data.context=1")
     assert "data.context is for translation; task causal_lm has no sentences before: set data.context=0" in said
     said = refused(monkeypatch, capsys, "translate", place / "model", "-i", plain, "--mbr", 2)
