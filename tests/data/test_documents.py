@@ -14,7 +14,7 @@ from heedful.data.corpus import Line, read_pairs
 from heedful.data.inputs import DataConfig, Inputs, look_over
 from heedful.data.prepare import prepare
 from heedful.data.store import Store, StoreWriter
-from heedful.text.tokenizer import BREAK, TokenizerConfig
+from heedful.text.tokenizer import BREAK, TokenizerConfig, train_tokenizer
 
 
 def found(path, *others):
@@ -71,6 +71,14 @@ def test_no_split_divides_a_document(tmp_path_factory, sizes, number):
         starts = [place for place, before in enumerate(places) if before == 0]
         every += [read[start:end] for start, end in zip(starts, [*starts[1:], len(read)], strict=True)]
     assert sorted(every) == sorted(texts)
+
+
+def test_a_tokenizer_without_a_break_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "p.tsv").write_text("a\tA\nb\tB\n\nc\tC\n")
+    given = [train_tokenizer(["a"], TokenizerConfig(kind="character"), vocab=0)] * 2
+    inputs, config = Inputs((tmp_path / "p.tsv",), documents=True), TokenizerConfig()
+    with pytest.raises(ValueError, match="<break>, which this tokenizer lacks; train a tokenizer .* data.context=0"):
+        prepare(inputs, DataConfig(context=1), config, cache=tmp_path / "c", given=given, specials=[BREAK])
 
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7), st.booleans()), min_size=1, max_size=23)

@@ -20,7 +20,7 @@ from heedful.data.check import Report
 from heedful.data.columns import PAIR, Columns
 from heedful.data.inputs import DataConfig, Inputs, look_over
 from heedful.data.store import Store
-from heedful.text.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
+from heedful.text.tokenizer import BREAK, Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
 
 TOKENIZER_LINES = 500_000  # more lines hardly improve a tokenizer
 FORMAT = "5"
@@ -153,7 +153,10 @@ def _refuse_missing(specials: Sequence[str], tokenizers: Sequence[Tokenizer]) ->
     for tokenizer in tokenizers:
         missing = [special for special in specials if not tokenizer.has(special)]
         if missing:
-            raise ValueError(f"the task needs the special tokens {', '.join(missing)}, which this tokenizer lacks")
+            remedy = "; train a tokenizer with the model, or set data.context=0" if BREAK in missing else ""
+            raise ValueError(
+                f"the task needs the special tokens {', '.join(missing)}, which this tokenizer lacks{remedy}"
+            )
 
 
 def _load_tokenizers(folder: Path, columns: int) -> list[Tokenizer] | None:
