@@ -196,6 +196,15 @@ def test_files_keep_their_lines_and_documents_however_they_are_read(place, monke
     assert written == [one.text for document in found for one in document]
 
 
+def test_lines_that_have_no_context_are_not_passed_over_in_silence(place, monkeypatch, capsys):
+    (place / "ids.jsonl").write_text("".join(json.dumps({"id": n, "text": "A cat."}) + "\n" for n in range(5)))
+    (place / "apart.txt").write_text("A cat.\n\nA dog.\n\n")
+    (place / "whole.txt").write_text("A cat.\nA dog.\n")
+    for name, alone in (("ids.jsonl", True), ("apart.txt", True), ("whole.txt", False)):
+        said = run(monkeypatch, capsys, "translate", place / "model", "-i", place / name, "-b", 1)
+        assert ("every line is a document of its own, so none was translated in context" in said.err) == alone
+
+
 def test_evaluation_keeps_documents_together(place, monkeypatch, capsys):
     said = run(monkeypatch, capsys, "evaluate", place / "model", place / "valid.tsv", "-b", 1, "--json")
     data = json.loads(said.out)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from heedful.commands import distill
+from heedful.commands import distill, lines
 from heedful.commands.distill import Rules
 from heedful.data.corpus import Line, read_pairs
 from heedful.data.inputs import Inputs
@@ -42,9 +42,9 @@ def place(tmp_path_factory):
     for name, steps in (("a", 8), ("b", 4)):
         changes = [*SMALL, f"training.steps={steps}", "training.validate_every=100", "data.max_length=30"]
         train(read_recipe("tiny", changes), Inputs((corpus,)), folder / name, cache=folder / "cache")
-    lines = [line.split("\t")[0] for line in corpus.read_text(encoding="utf-8").splitlines()[:30]]
-    lines[4], lines[9] = "", "a \x85 b c \u2028 d"
-    (folder / "t.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    given = [line.split("\t")[0] for line in corpus.read_text(encoding="utf-8").splitlines()[:30]]
+    given[4], given[9] = "", "a \x85 b c \u2028 d"
+    (folder / "t.txt").write_text("".join(f"{line}\n" for line in given), encoding="utf-8")
     return folder
 
 
@@ -80,6 +80,15 @@ def test_what_is_filtered_is_counted_and_listed_with_its_reason(place, said):
 
 def test_a_cell_stays_a_cell_whatever_a_model_writes():
     assert distill._cell("\0a\tb\nc\rd \u2028e ") == "a b c d \u2028e"
+
+
+def test_progress_is_logged_with_the_time_that_is_left(tmp_path, monkeypatch, capsys):
+    (tmp_path / "t.txt").write_text("x\n" * 50)
+    monkeypatch.setattr(lines, "EVERY", 0)
+    with lines.progress(str(tmp_path / "t.txt"), shown=True, done=10, logged=True) as advance:
+        advance(20)
+    said = capsys.readouterr().err
+    assert said.startswith("heedful: 30 of 50 lines, ") and said.endswith(" minutes left\n")
 
 
 def test_the_reasons():

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.commands.lines import chunks, line_count, progress, reading
+from heedful.commands.lines import chunks, progress, reading
 from heedful.commands.options import Parts, generation_options
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def _write(writer: Writer, texts: Path, paths: Paths, note: dict[str, Any], keep
     with ExitStack() as stack:
         names = [begun] if keep_all else [begun, paths.filtered]
         files = [stack.enter_context(_opened(path, size)) for path, size in zip(names, note["bytes"], strict=False)]
-        advance = stack.enter_context(progress(line_count(str(texts)), shown=True, done=note["lines"], logged=True))
+        advance = stack.enter_context(progress(str(texts), shown=True, done=note["lines"], logged=True))
         lines = stack.enter_context(_lines(texts, writer.back))
         for chunk in chunks(islice(lines, note["lines"], None), CHUNK):
             _add(files, writer.write(chunk), note, keep_all)

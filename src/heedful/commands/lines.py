@@ -12,18 +12,18 @@ T = TypeVar("T")
 
 
 @contextmanager
-def progress(total: int | None, *, shown: bool, done: int = 0, logged: bool = False) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with the number of lines done. `shown`: draw a progress bar, if messages go to a
-    terminal; `logged`: otherwise print a line now and then; `done`: lines of an earlier run."""
+def progress(source: str, *, shown: bool, done: int = 0, logged: bool = False) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call with the number of lines of a file that are done. `shown`: draw a progress bar, if
+    messages go to a terminal; `logged`: otherwise print a line now and then; `done`: lines of an earlier run."""
     if not (shown and sys.stderr.isatty()):
-        yield _logged(total, done) if logged else lambda count: None
+        yield _logged(_line_count(source), done) if logged else lambda count: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("translating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, completed=done)
+        task = bar.add_task("", total=_line_count(source), completed=done)
         yield lambda count: bar.advance(task, count)
 
 
@@ -45,7 +45,7 @@ def _logged(total: int | None, done: int) -> Callable[[int], None]:
     return advance
 
 
-def line_count(source: str) -> int | None:
+def _line_count(source: str) -> int | None:
     """The number of lines in a file; unknown for standard input."""
     from heedful.data.lines import open_bytes
 

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.commands.lines import chunks, line_count, progress, reading
+from heedful.commands.lines import chunks, progress, reading
 from heedful.commands.options import Parts, generation_options
 
 if TYPE_CHECKING:
@@ -118,8 +118,7 @@ def translate(
         return [one for some in found for one in some]
 
     shown = not (output == "-" and sys.stdout.isatty()) and not (source == "-" and sys.stdin.isatty())
-    total = line_count(source) if shown and sys.stderr.isatty() else None
-    with reading(source) as lines, _writing(output) as out, progress(total, shown=shown) as advance:
+    with reading(source) as lines, _writing(output) as out, progress(source, shown=shown) as advance:
         number = failed = 0
         for chunk in chunks(lines, 1 if source == "-" and sys.stdin.isatty() else READ_AHEAD):
             entries = [_object(line, reads_json) for line in chunk]
@@ -167,15 +166,14 @@ class _Documents:
         return found
 
     def remember(self, asked: "list[list[Request]]", found: "list[list[Translation]]") -> None:
-        if self.context:
-            pairs = [
-                (request.text, one.text)
-                for request, one in zip(asked[-1], found[-1], strict=True)
-                if request.text.strip()
-            ]
-            self._before = [*(self._before if len(asked) == 1 else []), *pairs][-self.context :]
-            texts = [[request for request in some if request.text.strip()] for some in asked]
-            self.follow += sum(len(some) - (place > 0) for place, some in enumerate(texts) if some)
+        if not self.context:
+            return
+        texts = [
+            [(request.text, one.text) for request, one in zip(*both, strict=True) if request.text.strip()]
+            for both in zip(asked, found, strict=True)
+        ]
+        self.follow += sum(len(some) - 1 for some in texts if some) + bool(texts[0] and self._before)
+        self._before = [*(self._before if len(texts) == 1 else []), *texts[-1]][-self.context :]
 
 
 def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "Request":
