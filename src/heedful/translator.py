@@ -144,7 +144,7 @@ class Translator:
         """Consecutive texts of one document: each is translated in the context of those before it, if the model was
         trained with data.context. `context`: earlier texts and their translations."""
         first, *others = [Request(text) if isinstance(text, str) else text for text in texts] or [Request("")]
-        found = self.translate_documents([[replace(first, context=context), *others]], config, **options)[0]
+        found = self.translate_documents([[replace(first, context=context or first.context), *others]], config, **options)[0]
         return found[: len(texts)]
 
     def translate_documents(
