@@ -144,8 +144,8 @@ class Translator:
         """Consecutive texts of one document: each is translated in the context of those before it, if the model was
         trained with data.context. `context`: earlier texts and their translations."""
         first, *others = [Request(text) if isinstance(text, str) else text for text in texts] or [Request("")]
-        found = self.translate_documents([[replace(first, context=context or first.context), *others]], config, **options)[0]
-        return found[: len(texts)]
+        document = [replace(first, context=context or first.context), *others]
+        return self.translate_documents([document], config, **options)[0][: len(texts)]
 
     def translate_documents(
         self, documents: Sequence[Sequence[str | Request]], config: GenerationConfig | None = None, **options: Any
