@@ -35,13 +35,14 @@ class Scores:
 class Settings:
     """What a task gets from the recipe besides its own keys. `language`: the code of the target language; `cost`: of a
     token in a text of so many, for batches of about equal cost; `max_length`: the tokens of a window that a model reads
-    at once."""
+    at once; `context`: the sentences before that it sees."""
 
     label_smoothing: float = 0.0
     bpe_dropout: float = 0.0
     language: str = ""
     cost: Cost = same_for_all
     max_length: int = 256
+    context: int = 0
 
 
 class Batch(Protocol):
@@ -126,6 +127,7 @@ class TaskConfig(PartConfig):
                  cannot be split into parts, and a recipe that asks for it is refused
     gathers      whether processes may share a step although its loss does not add up, since the task gathers the rows
                  of all processes itself: with its attribute `world`, which the trainer sets
+    in_context   whether it can show a model the sentences before in a document: data.context
     labelled     whether rows are examples that people labelled, of which none may be lost: a row that cannot be used is
                  an error, and texts longer than data.max_length are kept whole, since the task reads them in windows
     sizes        the recipes that `--budget` chooses a model from; none = the recipe's own model
@@ -138,6 +140,7 @@ class TaskConfig(PartConfig):
     specials: ClassVar[tuple[str, ...]] = ()
     adds_up: ClassVar[bool] = True
     gathers: ClassVar[bool] = False
+    in_context: ClassVar[bool] = False
     labelled: ClassVar[bool] = False
     sizes: ClassVar[tuple[str, ...]] = ()
     note: ClassVar[str] = ""
