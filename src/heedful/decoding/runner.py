@@ -30,12 +30,15 @@ Heard = Callable[[int, int, int, Tensor], bool]
 
 @dataclass(frozen=True)
 class Request:
-    """An input text, what its output must begin with, and phrases that the output must and must not contain."""
+    """An input text, what its output must begin with, and phrases that the output must and must not contain. `source`
+    and `target`: its languages, for models that know several."""
 
     text: str
     prefix: str = ""
     required: Sequence[str] = ()
     banned: Sequence[str] = ()
+    source: str = ""
+    target: str = ""
 
     def __post_init__(self) -> None:
         for phrase in self.required:

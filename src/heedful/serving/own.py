@@ -166,8 +166,9 @@ def routes(context: Context) -> APIRouter:
         if size > MOST_TOKENS:
             raise RefusedError(400, f"too long to inspect: {size} tokens exceed the limit of {MOST_TOKENS}")
         settings = Settings(GenerationConfig(num_beams=asked.num_beams), history=True)
-        (found,) = await context.translate(request, model, [replace(wanted, text=first)], settings)
-        seen = await run_in_threadpool(inspected, model.translator, first, found, parts=1 + len(others))
+        alone = replace(wanted, text=first)
+        (found,) = await context.translate(request, model, [alone], settings)
+        seen = await run_in_threadpool(inspected, model.translator, alone, found, parts=1 + len(others))
         return {**seen, "warnings": ["the text was translated in parts; only the first is inspected"] if others else []}
 
     @router.post("/next", responses=NO_MODEL)

@@ -40,7 +40,7 @@ ROLES = {
 # Substitutes for missing special tokens: BERT's texts begin with [CLS], RoBERTa's with <s>.
 STAND_INS = {"bos": "cls", "eos": "sep", "cls": "bos", "sep": "eos"}
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
-LANGUAGE = re.compile(r"<2(\w+)>|>>(\w+)<<|__(\w+)__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
+LANGUAGE = re.compile(r"<2([\w-]+)>|>>(\w+)<<|__(\w+)__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 SMALL = 8000  # tokens
 # A word includes the space before it; digits are separate; the rest is spaces.

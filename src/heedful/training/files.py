@@ -1,4 +1,4 @@
-"""The user's files for a recipe's task: which columns they have, and where."""
+"""The user's files for a recipe's task: which columns they have, and where; or the corpora that the recipe lists."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ from heedful.data.columns import has_answers
 from heedful.data.corpus import jsonl_start, table_start
 from heedful.data.inputs import Inputs
 from heedful.data.layout import guess, layout
+from heedful.data.mixture import Mixture, open_mixture
 from heedful.training.recipe import Recipe
 
 GUESSED = 2000  # rows that are read to tell which column is which
@@ -20,9 +21,17 @@ def arranged(
     test: Sequence[Path] = (),
     fields: Sequence[str] = (),
     say: Callable[[str], None] = lambda message: None,
-) -> tuple[Recipe, Inputs]:
+) -> tuple[Recipe, Inputs | Mixture]:
     """The inputs, and the recipe with what the files decide: whether rows have one text or two, the order of columns.
     The recipe then is complete: test files are read in the same way."""
+    if recipe.data.corpora:
+        if train or valid or test or fields:
+            raise ValueError(
+                "the recipe lists its corpora under data; leave out the files, --valid, --test and --fields"
+            )
+        return _with_names(recipe), _mixture(recipe, say)
+    if not train:
+        raise ValueError("no file to train on; give a TSV, JSONL or text file, or two parallel files")
     given = tuple(fields) or recipe.data.fields
     task = recipe.task
     looks = task.labelled and not has_answers(task.columns) and bool(train) and train[0].is_file()
@@ -53,3 +62,23 @@ def arranged(
         strict=task.labelled,
     )
     return updated, inputs
+
+
+def _mixture(recipe: Recipe, say: Callable[[str], None]) -> Mixture:
+    if not recipe.task.mixes:
+        raise ValueError(f"task {recipe.task.kind} trains on one corpus; give its files on the command line")
+    mixture = open_mixture(recipe.data.corpora)
+    for note in mixture.notes:
+        say(f"warning: {note}")
+    return mixture
+
+
+def _with_names(recipe: Recipe) -> Recipe:
+    """The recipe with the names of the files alone: what a model is made of is their content, wherever they are."""
+    corpora = [
+        one.model_copy(update={kind: tuple(Path(file).name for file in getattr(one, kind)) for kind in
+                               ("file", "valid", "test")})
+        for one in recipe.data.corpora
+    ]  # fmt: skip
+    data = recipe.data.model_copy(update={"corpora": tuple(corpora), "language_tokens": recipe.data.layout})
+    return recipe.model_copy(update={"data": data})

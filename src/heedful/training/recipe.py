@@ -98,9 +98,13 @@ class Recipe(Config):
         if not issubclass(self.model.gives, self.task.trains):
             wanted = _spaced(self.task.trains.__name__)
             raise ValueError(f"task {self.task.kind} trains {wanted} models, and {self.model.kind} is not one")
-        if self.training.metric not in self.task.metrics:
+        if base_metric(self.training.metric) not in self.task.metrics:
             known = did_you_mean(self.training.metric, self.task.metrics)
             raise ValueError(f"task {self.task.kind} has no metric {self.training.metric!r}{known}")
+        corpora = [f"{metric}[{name}]" for name, metric in self.data.scored]
+        if "[" in self.training.metric and self.training.metric not in corpora:
+            known = did_you_mean(self.training.metric, corpora)
+            raise ValueError(f"no corpus is scored by {self.training.metric!r}{known}")
         for fact in sorted(self.task.facts - self.model.supports):
             remedy = REMEDIES.get(fact, "choose another mix, such as softmax")
             raise ValueError(f"task {self.task.kind} needs an attention that supports {fact}, which this model's does "
@@ -111,7 +115,7 @@ class Recipe(Config):
         if self.training.accumulate > 1 and not self.task.adds_up:
             raise ValueError(f"task {self.task.kind} compares the rows of a batch with each other, so a batch cannot "
                              "be split into micro-batches; set training.accumulate=1")  # fmt: skip
-        needed = self.task.positions(self.data.max_length)
+        needed = self.task.positions(self.data.longest)
         for side, limit in self.model.limits().items():
             if needed.get(side, 0) > limit:
                 raise ValueError(
@@ -137,6 +141,11 @@ class Recipe(Config):
                 if (old := getattr(self.model, key, None)) and data["model"].get(key)
             }
         return parse(Recipe, data)
+
+
+def base_metric(name: str) -> str:
+    """The metric of a score: `bleu` of `bleu[en-de]`, the score of one corpus."""
+    return name.partition("[")[0]
 
 
 def _same_ids(prepared: Prepared) -> bool:
@@ -176,6 +185,7 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
         ]
         data = {**data, "parts": [parts.use(name) for name in found]}
     if isinstance(data, dict):
+        data = with_corpora(data, path.parent)
         tuning = data.pop("fine_tuning", None) or {}
         if any(change.startswith("start_from=") for change in changes):
             data = merge({key: value for key, value in data.items() if key != "model"}, tuning)
@@ -193,6 +203,24 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
         elif isinstance(data, dict):
             data = merge(data, _nested(key.split("."), value))
     return parse_recipe(data)
+
+
+def with_corpora(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The keys of a recipe, with the list that may stand under `data` at its place, and paths relative to `folder`."""
+    section = data.get("data")
+    section = {"corpora": section} if isinstance(section, list) else section
+    if not isinstance(section, dict) or not isinstance(section.get("corpora"), list):
+        return data
+    corpora = []
+    for one in section["corpora"]:
+        if not isinstance(one, dict):
+            raise ValueError(f"each corpus under data is a set of keys, such as {{file: pairs.tsv}}, not {one!r}")
+        found = dict(one)
+        for key in {"file", "valid", "test"} & one.keys():
+            files = one[key] if isinstance(one[key], list) else [one[key]]
+            found[key] = [str(folder / str(file)) for file in files]
+        corpora.append(found)
+    return {**data, "data": {**section, "corpora": corpora}}
 
 
 def _section_of(key: str) -> str:
