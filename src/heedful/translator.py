@@ -136,7 +136,7 @@ class Translator:
         the languages of texts whose requests name none. For the other options see `write`."""
         requests = [Request(text) if isinstance(text, str) else text for text in texts]
         requests = [replace(one, source=one.source or source, target=one.target or target) for one in requests]
-        for pair in {(one.source, one.target) for one in requests}:
+        for pair in {(one.source, one.target) for one in requests if one.text.strip()}:
             self.languages.framing(*pair)  # an unknown language is an error before anything is translated
         return self.write(self.read(requests, split=split), config, **options)
 

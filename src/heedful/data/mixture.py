@@ -47,10 +47,9 @@ class Mixture:
 def open_mixture(corpora: Sequence[CorpusConfig]) -> Mixture:
     found = []
     for name, one in zip(names_of(corpora), corpora, strict=True):
-        files = {split: tuple(map(Path, paths)) for split, paths in (("train", one.file), ("valid", one.valid),
-                                                                     ("test", one.test))}  # fmt: skip
         with naming(name):
-            found.append(Inputs(**files, fields=one.fields, prefix=one.prefix))
+            train, valid, test = (tuple(map(Path, files)) for files in (one.file, one.valid, one.test))
+            found.append(Inputs(train, valid, test, fields=one.fields, prefix=one.prefix))
     _refuse_different(corpora, found)
     return Mixture(tuple(corpora), tuple(found))
 
