@@ -89,6 +89,12 @@ class Languages:
         every = (Direction(source, target) for source in sources for target in targets if source != target)
         return [direction for direction in every if direction not in self.directions]
 
+    @property
+    def every(self) -> tuple[Direction, ...]:
+        """The trained directions; where they are not known, all."""
+        codes = self.codes
+        return self.directions or tuple(Direction(one, other) for one in codes for other in codes if one != other)
+
     def trained(self, direction: Direction) -> bool:
         return not self.layout or not self.directions or direction in self.directions
 
