@@ -213,12 +213,12 @@ def evaluate_pairs(
     from heedful.evaluation.metrics import score as scored
 
     began = time.monotonic()
-    spoken = dict(zip(("source", "target"), languages, strict=True))
-    sources = [source for source, _ in pairs]
-    found = translator.translate(sources, config, batch_tokens=batch_tokens, split=False, **spoken)
+    source, target = languages
+    sources = [text for text, _ in pairs]
+    found = translator.translate(sources, config, batch_tokens=batch_tokens, split=False, source=source, target=target)
     texts = [one.text for one in found]
     seconds = time.monotonic() - began
-    log_probs = translator.score(pairs, **spoken)
+    log_probs = translator.score(pairs, source=source, target=target)
     tokens = sum(map(len, log_probs))
     results: dict[str, Any] = {
         name: {"score": one.value, "signature": one.signature}

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from heedful.data.build import split_for, usable
@@ -106,9 +107,13 @@ def prepare_mixture(
     for number, (name, inputs) in enumerate(zip(names_of(mixture.corpora), mixture.inputs, strict=True)):
         others = [*mixture.inputs[:number], *mixture.inputs[number + 1 :]]
         with naming(name):
-            each.append(prepare(inputs, data, config, cache=cache, given=given, others=others,
-                                notify=lambda text, name=name: notify(f"{name}: {text}")))  # fmt: skip
+            say = partial(_say, notify, name)
+            each.append(prepare(inputs, data, config, cache=cache, given=given, others=others, notify=say))
     return joined(mixture.corpora, each, data)
+
+
+def _say(notify: Notify, name: str, message: str) -> None:
+    notify(f"{name}: {message}")
 
 
 def joined(corpora: Sequence[CorpusConfig], each: Sequence[Prepared], data: DataConfig) -> Prepared:
