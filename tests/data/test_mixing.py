@@ -171,7 +171,10 @@ def test_paths_are_relative_to_the_recipe_and_both_forms_say_the_same(tmp_path):
 def test_a_metric_that_selects_the_model_must_be_one_of_a_corpus():
     data = with_corpora({"data": [{"file": "a.tsv", "metric": "rouge"}]}, Path())
     assert parse_recipe({**data, "training": {"metric": "rouge[a]"}}).training.metric == "rouge[a]"
-    for metric, message in (("bleu[a]", "no corpus is scored by 'bleu[a]'"), ("rouge", "has no metric 'rouge'")):
+    for metric, message in (
+        ("bleu[a]", "has no metric 'bleu[a]'; did you mean 'rouge[a]'?"),
+        ("rouge", "has no metric 'rouge'"),
+    ):
         with pytest.raises(ValueError) as caught:
             parse_recipe({**data, "training": {"metric": metric}})
         assert message in str(caught.value)

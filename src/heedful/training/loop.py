@@ -26,7 +26,7 @@ from heedful.training.journal import Journal
 from heedful.training.optimizer import build_optimizer, optimizer_state, restore_optimizer
 from heedful.training.parallel import World
 from heedful.training.precision import Precision
-from heedful.training.recipe import Recipe, base_metric
+from heedful.training.recipe import Recipe
 from heedful.training.schedule import learning_rate
 from heedful.training.step import StepLoss, freeze, load_trained, recompute_layers, tokens_in
 
@@ -174,7 +174,7 @@ class Trainer:
         best = self.progress.best
         if not math.isfinite(value):
             return False
-        higher = self.recipe.task.metrics[base_metric(self.config.metric)] == "higher"
+        higher = self.recipe.wants_higher
         return best is None or (value > best if higher else value < best)
 
     def probe(self) -> None:

@@ -98,13 +98,10 @@ class Recipe(Config):
         if not issubclass(self.model.gives, self.task.trains):
             wanted = _spaced(self.task.trains.__name__)
             raise ValueError(f"task {self.task.kind} trains {wanted} models, and {self.model.kind} is not one")
-        if base_metric(self.training.metric) not in self.task.metrics:
-            known = did_you_mean(self.training.metric, self.task.metrics)
-            raise ValueError(f"task {self.task.kind} has no metric {self.training.metric!r}{known}")
         corpora = [f"{metric}[{name}]" for name, metric in self.data.scored]
-        if "[" in self.training.metric and self.training.metric not in corpora:
-            known = did_you_mean(self.training.metric, corpora)
-            raise ValueError(f"no corpus is scored by {self.training.metric!r}{known}")
+        if self.training.metric not in (*self.task.metrics, *corpora):
+            known = did_you_mean(self.training.metric, [*self.task.metrics, *corpora])
+            raise ValueError(f"task {self.task.kind} has no metric {self.training.metric!r}{known}")
         for fact in sorted(self.task.facts - self.model.supports):
             remedy = REMEDIES.get(fact, "choose another mix, such as softmax")
             raise ValueError(f"task {self.task.kind} needs an attention that supports {fact}, which this model's does "
@@ -128,6 +125,11 @@ class Recipe(Config):
             )
         return self
 
+    @property
+    def wants_higher(self) -> bool:
+        """Whether a higher value of the metric that selects the model is better, as it is of each corpus's own."""
+        return self.task.metrics.get(self.training.metric, "higher") == "higher"
+
     def fitted(self, prepared: Prepared) -> "Recipe":
         """The recipe with the model fitted to these data."""
         data = self.model_dump()
@@ -141,11 +143,6 @@ class Recipe(Config):
                 if (old := getattr(self.model, key, None)) and data["model"].get(key)
             }
         return parse(Recipe, data)
-
-
-def base_metric(name: str) -> str:
-    """The metric of a score: `bleu` of `bleu[en-de]`, the score of one corpus."""
-    return name.partition("[")[0]
 
 
 def _same_ids(prepared: Prepared) -> bool:
