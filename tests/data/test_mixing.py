@@ -156,8 +156,6 @@ def test_what_a_recipe_may_not_say(corpora, message):
 def test_weights_and_a_temperature_contradict_each_other():
     with pytest.raises(ValueError, match="weights already are the shares; leave out temperature or the weights"):
         parse(DataConfig, {"corpora": [{"file": "a.tsv", "weight": 1}], "temperature": 2})
-    with pytest.raises(ValueError, match="temperature is for several corpora"):
-        parse(DataConfig, {"temperature": 2})
 
 
 def test_paths_are_relative_to_the_recipe_and_both_forms_say_the_same(tmp_path):

@@ -1,6 +1,7 @@
 """`heedful evaluate` for a model of several corpora: a row for each corpus, or each direction of it."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def evaluate_parts(
     tested = [part for part in parts if part["test"].is_file()]
     if not tested:
         raise ValueError(f"{folders[0]} has no test files, since no pairs were held out; give one after the model")
+    if missing := [part["name"] for part in parts if part not in tested]:
+        print(f"heedful: not scored, since no rows were held out: {', '.join(missing)}", file=sys.stderr)
     config = GenerationConfig(num_beams=num_beams, length_penalty=length_penalty)
     translator, found = load(folders[0], **options), {}
     for part in tested:

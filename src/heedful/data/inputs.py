@@ -52,8 +52,6 @@ class DataConfig(Config):
             raise ValueError(f"corpora: {missing} has no weight, but others do; give each a weight, or none")
         if any(weights) and self.temperature != 1:
             raise ValueError("weights already are the shares; leave out temperature or the weights")
-        if self.temperature != 1 and not self.corpora:
-            raise ValueError("temperature is for several corpora; list them under data.corpora")
         if self.language_tokens and self.corpora and not any(named):
             raise ValueError("language_tokens needs languages; give each corpus source and target")
         names_of(self.corpora)

@@ -30,8 +30,15 @@ def arranged(
                 "the recipe lists its corpora under data; leave out the files, --valid, --test and --fields"
             )
         return _with_names(recipe), _mixture(recipe, say)
-    if not train:
+    if not train and not recipe.data.language_tokens:
         raise ValueError("no file to train on; give a TSV, JSONL or text file, or two parallel files")
+    if recipe.data.language_tokens:
+        raise ValueError(
+            "data.language_tokens is for corpora with languages; list your files under data.corpora: "
+            "[{file: en-de.tsv, source: en, target: de, both: true}, ...]"
+        )
+    if recipe.data.temperature != 1:
+        raise ValueError("data.temperature is for several corpora; list them under data.corpora")
     given = tuple(fields) or recipe.data.fields
     task = recipe.task
     looks = task.labelled and not has_answers(task.columns) and bool(train) and train[0].is_file()
