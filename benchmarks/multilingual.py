@@ -133,7 +133,7 @@ def _report_zero_shot(
     )
     print("|---|---:|---:|---:|---:|")
     for source, target in itertools.permutations(OTHERS, 2):
-        english = {text: other for text, other in _pairs("en", target, "test")}
+        english = dict(_pairs("en", target, "test"))
         pairs = [(text, english[middle]) for text, middle in _pairs(source, "en", "test") if middle in english][:most]
         if not pairs:
             continue

@@ -184,8 +184,9 @@ class Models:
         found: list[dict[str, object]] = []
         for code in sorted({code for one in trained for code in one}):
             targets, others = (sorted(one.target for one in some if one.source == code) for some in (trained, more))
-            language = {"code": code, "name": NAMES.get(code, code), "targets": targets}
-            found.append({**language, "zero_shot": others} if others else language)
+            found.append({"code": code, "name": NAMES.get(code, code), "targets": targets})
+            if others:
+                found[-1]["zero_shot"] = others
         return found
 
     def reload(self, name: str) -> None:

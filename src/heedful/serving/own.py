@@ -234,10 +234,10 @@ def _zero_shot(known: Languages, asked: Asked) -> list[str]:
 
 
 def _request(text: str, asked: Asked | Inspected, known: Languages) -> Text:
-    phrases = [[clean(one) for one in some] for some in (asked.constraints, asked.avoid)]
+    required, banned = ([clean(one) for one in some] for some in (asked.constraints, asked.avoid))
     try:
         known.framing(asked.source, asked.target)
-        return Text(clean(text), clean(asked.target_prefix), *phrases, asked.source, asked.target)
+        return Text(clean(text), clean(asked.target_prefix), required, banned, asked.source, asked.target)
     except ValueError as error:
         raise RefusedError(400, str(error)) from None
 
