@@ -25,7 +25,13 @@ def folder(tmp_path_factory):
         "data: [{file: de.tsv, source: en, target: de, both: true},"
         " {file: fr.tsv, source: en, target: fr, both: true}]\n"
     )
-    changes = [*SMALL, "training.steps=30", "training.learning_rate=0.01", "training.samples=0"]
+    changes = [
+        *SMALL,
+        "training.steps=150",
+        "training.learning_rate=0.02",
+        "training.validate_every=150",
+        "training.samples=0",
+    ]
     recipe = read_recipe(str(place / "many.yaml"), changes)
     train(*arranged(recipe, []), place / "many", cache=place / "cache")
     return place / "many"
@@ -69,6 +75,12 @@ def test_a_request_goes_in_the_direction_it_names(url, folder, pair):
     assert found["warnings"] == (["de-fr was not trained"] if source == "de" else [])
     seen = ask(url, "api/inspect", {"text": "a b c", "source": source, "target": target})
     assert seen["source"][0]["text"] == f"<2{target}>" and seen["translation"] == wanted
+
+
+def test_the_directions_give_different_texts(url):
+    found = {pair: ask(url, "translate", {"q": "a b c", "source": pair[0], "target": pair[1]})["translatedText"]
+             for pair in (("en", "de"), ("en", "fr"))}  # fmt: skip
+    assert len(set(found.values())) == 2 and all(found.values()), found
 
 
 def test_languages_it_does_not_know_are_refused(url):
