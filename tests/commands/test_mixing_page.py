@@ -25,9 +25,9 @@ def blocks(kind: str) -> list[str]:
 
 def write(place: Path) -> None:
     for number, name in enumerate(("general", "medical", "translated-back", "news", "sentiment", "de-fr")):
-        pairs(place / f"{name}.tsv", 60, seed=number)
+        pairs(place / f"{name}.tsv", 200, seed=number)
     for name in ("en-de", "en-fr"):
-        pairs(place / f"{name}.tsv", 60, change=str.upper)
+        pairs(place / f"{name}.tsv", 200, change=str.upper)
     for name, text in zip(RECIPES, blocks("yaml"), strict=True):
         recipe = {"model": {"preset": "vaswani-tiny"}, **yaml.safe_load(text)}
         (place / name).write_text(yaml.safe_dump(recipe), encoding="utf-8")

@@ -113,6 +113,8 @@ class Translation:
         quick_score(["a"], ["a"], tokenizer=cut.name)  # fails now if it is not installed
         self.tokenizer = cut.name
         self.notes = [] if cut.name == "13a" else [f"BLEU uses the tokenizer {cut.name}: {cut.why}"]
+        if unscored := [part.name for part in self.parts if not part.texts("valid")]:
+            self.notes.append(f"no rows are held out of {', '.join(unscored)}, so validation does not score it")
         self.merging = [MergingBpe(tokenizer) for tokenizer in prepared.tokenizers] if dropout else []
 
     def epoch(self, number: int, *, budget: int, seed: int) -> Iterator[np.ndarray]:
