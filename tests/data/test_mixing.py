@@ -170,7 +170,7 @@ def test_a_metric_that_selects_the_model_must_be_one_of_a_corpus():
     data = with_corpora({"data": [{"file": "a.tsv", "metric": "rouge"}]}, Path())
     assert parse_recipe({**data, "training": {"metric": "rouge[a]"}}).training.metric == "rouge[a]"
     for metric, message in (
-        ("bleu[a]", "has no metric 'bleu[a]'; did you mean 'rouge[a]'?"),
+        ("bleu[a]", "has no metric 'bleu[a]'"),
         ("rouge", "has no metric 'rouge'"),
     ):
         with pytest.raises(ValueError) as caught:
