@@ -9,6 +9,7 @@ import typer
 
 from heedful.commands.main import app
 from heedful.config import kinds, part_config
+from heedful.data.corpora import CorpusConfig
 from heedful.data.inputs import DataConfig
 from heedful.model.architecture import ArchitectureConfig
 from heedful.model.attention import MixConfig
@@ -29,6 +30,7 @@ PARTS: dict[str, Any] = {
     "training": TrainingConfig,
     "tokenizer": TokenizerConfig,
     "data": DataConfig,
+    "data.corpora": CorpusConfig,
 }
 # Interchangeable components, found by their files, and their place in a recipe.
 FOLDERS: dict[str, tuple[str, Any]] = {

@@ -77,7 +77,7 @@ def load(
 
 
 def train(
-    data: "str | Path | Sequence[str | Path]",
+    data: "str | Path | Sequence[str | Path]" = (),
     *,
     out: "str | Path",
     recipe: str = "tiny",
@@ -87,8 +87,8 @@ def train(
     start_from: "str | Path" = "",
     changes: "Mapping[str, Any] | None" = None,
 ) -> "Any":
-    """Train on a file, as `heedful train` does, and return what `load` gives. If `out` holds an interrupted training of
-    the same recipe, it is resumed.
+    """Train on a file, or on the corpora that the recipe lists, as `heedful train` does, and return what `load` gives.
+    If `out` holds an interrupted training of the same recipe, it is resumed.
 
     >>> changes = {"training.steps": 5, "model.width": 16, "tokenizer.vocab": 60}
     >>> translator = heedful.train("pairs.tsv", out="runs/new", changes=changes)
@@ -127,10 +127,13 @@ def inspect(
     num_beams: int = 4,
     target_prefix: str = "",
     label: str = "",
+    source: str = "",
+    target: str = "",
 ) -> "dict[str, Any]":
-    """Translate a text and look inside: tokens, the attention of every head, the candidates of every step. With a
-    classifier or regressor (two texts are separated by a tab), which words decided: `label` is the one to explain, by
-    default the most likely. `out`: also write the self-contained HTML page of `heedful inspect`.
+    """Translate a text and look inside: tokens, the attention of every head, the candidates of every step. `source` and
+    `target`: the languages, for a model that knows several. With a classifier or regressor (two texts are separated by
+    a tab), which words decided: `label` is the one to explain, by default the most likely. `out`: also write the
+    self-contained HTML page of `heedful inspect`.
 
     >>> seen = heedful.inspect("runs/my-model", "a b", out="ab.html")
     >>> sorted(seen["inspected"]["attention"])
@@ -147,11 +150,13 @@ def inspect(
     if isinstance(loaded, reading.Judge):
         if target_prefix:
             raise ValueError("target_prefix is for translators; leave it out")
+        if source or target:
+            raise ValueError("languages are for translators; leave them out")
         data = reading.inspect(loaded, text, label=label)
     elif isinstance(loaded, Translator):
         if label:
             raise ValueError("label is for classifiers; leave it out")
-        data = details.inspect(loaded, Request(text, target_prefix), num_beams=num_beams)
+        data = details.inspect(loaded, Request(text, target_prefix, source=source, target=target), num_beams=num_beams)
     else:
         raise ValueError(f"{model} holds a {type(loaded).__name__}, not a Translator, Classifier or Regressor")
     if out is not None:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from heedful.bounded import read_object, whole_number
-from heedful.data.padding import pad
+from heedful.data.languages import Framing, plain
+from heedful.data.padding import Row, pad
 from heedful.files import write_text
 from heedful.model.architecture import SequenceToSequence
 from heedful.model.multihead import MemoryAttention
@@ -39,22 +40,37 @@ class Aligner:
     head: int
     score: float = 0.0
 
-    def align(self, model: SequenceToSequence, tokenizers: Tokenizers, pairs: Sequence[tuple[str, str]]) -> list[Links]:
-        """For each pair, the source word that each target word attends to most."""
+    def align(
+        self,
+        model: SequenceToSequence,
+        tokenizers: Tokenizers,
+        pairs: Sequence[tuple[str, str]],
+        framings: Sequence[Framing] | None = None,
+    ) -> list[Links]:
+        """For each pair, the source word that each target word attends to most. `framings`: the special tokens of each
+        pair; by default no language tokens."""
         found: list[Links] = []
+        framings = framings or [plain(tokenizers)] * len(pairs)
         for start in range(0, len(pairs), BATCH):
-            chunk = pairs[start : start + BATCH]
-            weights = _attentions(model, tokenizers, *_encoded(tokenizers, chunk))[self.layer].shown_weights()[
-                :, self.head
-            ]
+            chunk, some = pairs[start : start + BATCH], framings[start : start + BATCH]
+            seen = _attentions(model, *_encoded(tokenizers, chunk, some))[self.layer]
+            weights = _of_texts(seen.shown_weights(), some[0])[:, self.head]
             found += [_links(_memberships(tokenizers, pair), weights[row]) for row, pair in enumerate(chunk)]
         return found
 
     def weights(
-        self, model: SequenceToSequence, tokenizers: Tokenizers, source: list[int], target: list[int]
+        self,
+        model: SequenceToSequence,
+        tokenizers: Tokenizers,
+        source: list[int],
+        target: list[int],
+        framing: Framing | None = None,
     ) -> Tensor:
-        """How much each target token, when it is generated, attends to each source token: target source."""
-        return _attentions(model, tokenizers, [source], [target])[self.layer].shown_weights()[0, self.head]
+        """How much each target token, when it is generated, attends to each source token: target source. `target`: as
+        the model wrote it."""
+        framing = framing or plain(tokenizers)
+        seen = _attentions(model, [framing.source(source)], [[framing.start, *target]])[self.layer]
+        return seen.shown_weights()[0, self.head, :, len(framing.before) :]
 
     def save(self, folder: Path) -> None:
         write_text(folder / "alignment.json", json.dumps(asdict(self), indent=2))
@@ -87,50 +103,64 @@ def choose(
     pairs: Sequence[tuple[str, str]],
     *,
     lexicon: Sequence[tuple[str, str]],
+    framings: Sequence[Framing] | None = None,
 ) -> Aligner | None:
     """The head that aligns these pairs best, judged by co-occurrences in the pairs of `lexicon`. None if the model has
-    no cross-attention, or one without weights, or if all pairs are too long to try."""
-    given = [pair for pair in pairs if words(pair[0]) and words(pair[1])]
-    pairs = [pair for pair in given if max(len(words(text)) for text in pair) <= LONGEST]
-    if given and not pairs:
+    no cross-attention, or one without weights, or if all pairs are too long to try. For `framings` see `align`."""
+    both = zip(pairs, framings or [plain(tokenizers)] * len(pairs), strict=True)
+    given = [(pair, framing) for pair, framing in both if words(pair[0]) and words(pair[1])]
+    short = [(pair, framing) for pair, framing in given if max(len(words(text)) for text in pair) <= LONGEST]
+    if given and not short:
         return None
+    pairs, framings = [pair for pair, _ in short], [framing for _, framing in short]
     association = _association(pairs, [*lexicon, *pairs])
     totals: dict[tuple[int, int], float] = {}
     count = 0
     for start in range(0, len(pairs), BATCH):
-        chunk = pairs[start : start + BATCH]
-        both = [(words(source), words(target)) for source, target in chunk]
+        chunk, some = pairs[start : start + BATCH], framings[start : start + BATCH]
+        sides = [(words(source), words(target)) for source, target in chunk]
         memberships = [_memberships(tokenizers, pair) for pair in chunk]
-        for layer, attention in enumerate(_attentions(model, tokenizers, *_encoded(tokenizers, chunk))):
+        for layer, attention in enumerate(_attentions(model, *_encoded(tokenizers, chunk, some))):
             weights = attention.weights()
             if weights is None:
                 continue
+            weights = _of_texts(weights, some[0])
             for head in range(weights.shape[1]):
                 value = sum(
                     association(sources[s], targets[t])
-                    for row, (sources, targets) in enumerate(both)
+                    for row, (sources, targets) in enumerate(sides)
                     for s, t in _links(memberships[row], weights[row, head])
                 )
                 totals[layer, head] = totals.get((layer, head), 0.0) + value
-        count += sum(len(targets) for _, targets in both)
+        count += sum(len(targets) for _, targets in sides)
     if not totals:
         return None if pairs else Aligner(0, 0)
     (layer, head), total = max(totals.items(), key=lambda item: item[1])
     return Aligner(layer, head, total / max(1, count))
 
 
-def _encoded(tokenizers: Tokenizers, pairs: Sequence[tuple[str, str]]) -> tuple[list[list[int]], list[list[int]]]:
-    return tokenizers[0].encode([s for s, _ in pairs]), tokenizers[-1].encode([t for _, t in pairs])
+def _encoded(
+    tokenizers: Tokenizers, pairs: Sequence[tuple[str, str]], framings: Sequence[Framing]
+) -> tuple[list[Row], list[Row]]:
+    """Sources and targets as the encoder and the decoder read them."""
+    sources, targets = tokenizers[0].encode([s for s, _ in pairs]), tokenizers[-1].encode([t for _, t in pairs])
+    return (
+        [framing.source(row) for framing, row in zip(framings, sources, strict=True)],
+        [framing.read(row) for framing, row in zip(framings, targets, strict=True)],
+    )
+
+
+def _of_texts(weights: Tensor, framing: Framing) -> Tensor:
+    """batch heads target source, without the language tokens, which are in the same places of all rows."""
+    return weights[:, :, len(framing.forced) :, len(framing.before) :]
 
 
 @torch.inference_mode()
-def _attentions(
-    model: SequenceToSequence, tokenizers: Tokenizers, sources: list[list[int]], targets: list[list[int]]
-) -> list[Recorded]:
+def _attentions(model: SequenceToSequence, sources: Sequence[Row], targets: Sequence[Row]) -> list[Recorded]:
     """The cross-attention of each layer, given the target; its weights are batch heads target source."""
     device = model.device
-    source, valid = pad(sources, last=tokenizers[0].eos)
-    target, _ = pad(targets, first=tokenizers[-1].start)
+    source, valid = pad(sources)
+    target, _ = pad(targets)
     with recorded(model, MemoryAttention) as seen:
         model(source.to(device), target.to(device), source_valid=valid.to(device))
     return seen

@@ -19,7 +19,10 @@ from torch import Tensor
 from heedful.alignment import Aligner, Links
 from heedful.bounded import read_object
 from heedful.checkpoint import load_model, open_tokenizers, read_config
+from heedful.config import parse
 from heedful.data.batches import cut
+from heedful.data.inputs import DataConfig
+from heedful.data.languages import Languages
 from heedful.data.padding import pad
 from heedful.decoding.beam import History, Hypothesis
 from heedful.decoding.before import Before
@@ -68,7 +71,8 @@ class Translator:
     """One model, or several with the same vocabulary whose probabilities are averaged. `aligner`: the alignment head;
     `shortlist`: the target tokens to consider for each source token; `streams`: batches translated in parallel;
     `split`: whether texts are translated sentence by sentence; `language`: the source language, for splitting;
-    `context`: how many sentences before it the model sees when it translates one."""
+    `context`: how many sentences before it the model sees when it translates one; `languages`: those that a model of
+    several languages knows."""
 
     def __init__(
         self,
@@ -82,9 +86,11 @@ class Translator:
         split: bool = False,
         language: str = "",
         context: int = 0,
+        languages: Languages | None = None,
     ) -> None:
         self.models = [model.eval() for model in models]
-        self.starter = FromSource(self.models, tokenizers, shortlist=shortlist)
+        self.languages = languages or Languages(tokenizers)
+        self.starter = FromSource(self.models, tokenizers, shortlist=shortlist, languages=self.languages)
         self.runner = Runner(self.starter, streams=streams)
         self.source, self.target = tokenizers[0], tokenizers[-1]
         self.limit = min([limit, *(model.source_limit or limit for model in models)])
@@ -107,7 +113,7 @@ class Translator:
         self, texts: str | Request | Sequence[str | Request], config: GenerationConfig | None = None, **options: Any
     ) -> Translation | list[Translation]:
         """One text gives one translation, several give a list. Options are those of `GenerationConfig` (`num_beams=5`,
-        or `beam_size=5`) and of `write`.
+        or `beam_size=5`) and of `write`; `source` and `target` are the languages, for a model that knows several.
 
         >>> translator = heedful.load("runs/my-model")
         >>> [one.text for one in translator.translate(["a b", "a b c"], num_beams=2)]
@@ -125,11 +131,16 @@ class Translator:
         config: GenerationConfig | None = None,
         *,
         split: bool | None = None,
+        source: str = "",
+        target: str = "",
         **options: Any,
     ) -> list[Translation]:
-        """`split`: translate sentence by sentence, or not; by default as the model was trained. For the other options
-        see `write`."""
+        """`split`: translate sentence by sentence, or not; by default as the model was trained. `source` and `target`:
+        the languages of texts whose requests name none. For the other options see `write`."""
         requests = [Request(text) if isinstance(text, str) else text for text in texts]
+        requests = [replace(one, source=one.source or source, target=one.target or target) for one in requests]
+        for pair in {(one.source, one.target) for one in requests if one.text.strip()}:
+            self.languages.framing(*pair)  # an unknown language is an error before anything is translated
         return self.write(self.read(requests, split=split), config, **options)
 
     def translate_document(
@@ -175,7 +186,8 @@ class Translator:
             raise ValueError("this model reads single sentences; leave out the context, or train with data.context=1")
         whole = self.split if split is None else split
         wanted = [whole and not request.prefix and not request.required for request in requests]
-        parts = self._parts([request.text for request in requests], wanted)
+        spoken = [request.source or self.language for request in requests]
+        parts = self._parts([request.text for request in requests], wanted, spoken)
         return [Reading(request, some) for request, some in zip(requests, parts, strict=True)]
 
     def write(
@@ -216,13 +228,13 @@ class Translator:
             numbers = range(first, first + len(reading.parts))
             first += len(reading.parts)
             each = [
-                self._alternatives(requests[number].text, written.get(number, []), config, replace_unknowns)
+                self._alternatives(requests[number], written.get(number, []), config, replace_unknowns)
                 for number in numbers
             ]
             one = _join(each, reading.parts)
             if alignment:
                 texts = [part.text for part in reading.parts]
-                one = replace(one, alignment=self._align_parts((reading.request.text, one.text), texts, each))
+                one = replace(one, alignment=self._align_parts(reading.request, one.text, texts, each))
             if histories is not None:
                 one = replace(one, history=histories[numbers[0]])
             found.append(one)
@@ -248,19 +260,23 @@ class Translator:
         """Stop the streams, if any; the next call restarts them."""
         self.runner.close()
 
-    def align(self, pairs: Sequence[tuple[str, str]]) -> list[Links]:
+    def align(self, pairs: Sequence[tuple[str, str]], *, source: str = "", target: str = "") -> list[Links]:
         """(source word, target word), counted from 0, for each pair."""
         if self.aligner is None:
             raise ValueError("this model has no alignment.json: no alignment head has been chosen")
-        return self.aligner.align(self.models[0], [self.source, self.target], pairs)
+        framings = [self.languages.framing(source, target)] * len(pairs)
+        return self.aligner.align(self.models[0], [self.source, self.target], pairs, framings)
 
-    def _align_parts(self, whole: tuple[str, str], texts: list[str], each: list[list[Alternative]]) -> Links:
+    def _align_parts(self, request: Request, written: str, texts: list[str], each: list[list[Alternative]]) -> Links:
         """Part by part, as they were translated, with the words numbered as in the whole texts."""
+        whole = (request.text, written)
         pairs = [(text, alternatives[0].text) for text, alternatives in zip(texts, each, strict=True) if alternatives]
         numbers = [words_of_parts(text, [pair[side] for pair in pairs]) for side, text in enumerate(whole)]
         links = [
             (source[one], target[other])
-            for source, target, found in zip(*numbers, self.align(pairs), strict=True)
+            for source, target, found in zip(
+                *numbers, self.align(pairs, source=request.source, target=request.target), strict=True
+            )
             for one, other in found
         ]
         return list(dict.fromkeys(links))
@@ -296,10 +312,14 @@ class Translator:
         pairs: Sequence[tuple[str, str]],
         *,
         batch_tokens: int = 4096,
+        source: str = "",
+        target: str = "",
         places: Sequence[int] | None = None,
     ) -> list[list[float]]:
-        """The log-probability of each token of each target, its end included, given its source. `places`: of the pairs
-        in their documents, for models that read context."""
+        """The log-probability of each token of each target, its end included, given its source; a language token that
+        every target begins with is not counted. `source` and `target`: the languages; `places`: of the pairs in their
+        documents, for models that read context."""
+        framing = self.languages.framing(source, target)
         sources, targets = self.source.encode([s for s, _ in pairs]), self.target.encode([t for _, t in pairs])
         skipped = [0] * len(pairs)
         if self.context and places is not None:
@@ -311,13 +331,14 @@ class Translator:
         lengths = np.array([[len(s) + 1, len(t) + 1] for s, t in zip(sources, targets, strict=True)]).reshape(-1, 2)
         found: list[list[float]] = [[] for _ in pairs]
         for chosen in cut(np.arange(len(pairs)), lengths, batch_tokens) if len(pairs) else []:
-            source, valid = pad([sources[index] for index in chosen], last=self.source.eos)
-            target, real = pad([targets[index] for index in chosen], first=self.target.start)
-            wanted, _ = pad([targets[index] for index in chosen], last=self.target.eos)
-            log_probs = self._log_probs(source.to(self.device), valid.to(self.device), target.to(self.device))
+            reading, valid = pad([framing.source(sources[index]) for index in chosen])
+            writing, real = pad([framing.read(targets[index]) for index in chosen])
+            wanted, _ = pad([framing.wanted(targets[index]) for index in chosen])
+            log_probs = self._log_probs(reading.to(self.device), valid.to(self.device), writing.to(self.device))
             picked = log_probs.gather(-1, wanted.to(self.device)[..., None])[..., 0]
             for row, index in enumerate(chosen):
-                found[index] = picked[row, real[row].to(self.device)].tolist()[skipped[index] :]
+                given = len(framing.forced) + skipped[index]
+                found[index] = picked[row, real[row].to(self.device)].tolist()[given:]
         return found
 
     def _log_probs(self, source: Tensor, valid: Tensor, target: Tensor) -> Tensor:
@@ -328,13 +349,13 @@ class Translator:
     def parts(self, text: str, *, split: bool | None = None) -> list[str]:
         """The text as it is translated: whole, or sentence by sentence, or in parts where it is too long for the
         model."""
-        return [part.text for part in self._parts([text], [self.split if split is None else split])[0]]
+        return [part.text for part in self._parts([text], [self.split if split is None else split], [self.language])[0]]
 
-    def _parts(self, texts: Sequence[str], split: Sequence[bool]) -> list[list["_Part"]]:
-        """Each text as it is translated."""
+    def _parts(self, texts: Sequence[str], split: Sequence[bool], spoken: Sequence[str]) -> list[list["_Part"]]:
+        """Each text as it is translated. `spoken`: its language."""
         whole = [
-            sentences(text, self.language) if splits else [(text.strip(), "")]
-            for text, splits in zip(texts, split, strict=True)
+            sentences(text, language) if splits else [(text.strip(), "")]
+            for text, splits, language in zip(texts, split, spoken, strict=True)
         ]
         rows = iter(self.source.encode([sentence for some in whole for sentence, _ in some]))
         return [
@@ -354,12 +375,12 @@ class Translator:
         return len(self.source.encode([text])[0]) < self.limit
 
     def _alternatives(
-        self, text: str, hypotheses: list[Hypothesis], config: GenerationConfig, replace_unknowns: bool
+        self, request: Request, hypotheses: list[Hypothesis], config: GenerationConfig, replace_unknowns: bool
     ) -> list[Alternative]:
         texts = self.target.decode([hypothesis.tokens for hypothesis in hypotheses])
         if replace_unknowns:
             texts = [
-                self._with_copies(text, hypothesis.tokens) if self.target.unk in hypothesis.tokens else plain
+                self._with_copies(request, hypothesis.tokens) if self.target.unk in hypothesis.tokens else plain
                 for plain, hypothesis in zip(texts, hypotheses, strict=True)
             ]
         return [
@@ -372,12 +393,14 @@ class Translator:
             for plain, hypothesis in zip(texts, hypotheses, strict=True)
         ]
 
-    def _with_copies(self, text: str, tokens: list[int]) -> str:
+    def _with_copies(self, request: Request, tokens: list[int]) -> str:
         """The text of these tokens, with each unknown one replaced by the source token it attends to most."""
         assert self.aligner is not None
+        text, framing = request.text, self.languages.framing(request.source, request.target)
         pieces = self.source.pieces(text)
         read = [token for token, _, _ in pieces]
-        weights = self.aligner.weights(self.models[0], [self.source, self.target], read, tokens)[:, : len(pieces)]
+        weights = self.aligner.weights(self.models[0], [self.source, self.target], read, tokens, framing)
+        weights = weights[:, : len(pieces)]
         written, start = "", 0
         unknown = self.target.unk
         for place, token in enumerate([*tokens, unknown]):
@@ -410,7 +433,7 @@ class Reading:
     def requests(self) -> list[Request]:
         """One per part. Prefix and required phrases apply to the first."""
         first, *others = self.parts
-        rest = [Request(part.text, banned=self.request.banned) for part in others]
+        rest = [replace(self.request, text=part.text, prefix="", required=()) for part in others]
         return [replace(self.request, text=first.text), *rest]
 
 
@@ -458,7 +481,7 @@ def load(
     if len({tuple(tokenizer.digest() for tokenizer in both) for both in tokenizers}) > 1:
         raise ValueError("models of an ensemble must share their tokenizer; these do not")
     data = read_config(folders[0]).get("data", {})
-    limit = data.get("max_length", 256)
+    recipe = parse(DataConfig, {key: value for key, value in data.items() if key in DataConfig.model_fields})
     aligner = Aligner.load(folders[0]) if (folders[0] / "alignment.json").exists() else None
     if aligner is not None:
         aligner.refuse_misfit(models[0], folders[0])
@@ -468,13 +491,15 @@ def load(
     return Translator(
         models,
         tokenizers[0],
-        limit=limit,
+        limit=recipe.max_length,
         aligner=aligner,
         shortlist=words,
         streams=cores() if streams is None else streams,
-        split=reads_sentences(folders[0]),
-        language=str(data.get("source_language", "")),
-        context=int(data.get("context", 0)),
+        # A prefix is for the whole text: no sentence can do without it.
+        split=reads_sentences(folders[0]) and not any(corpus.prefix for corpus in recipe.corpora),
+        language=recipe.source_language,
+        context=recipe.context,
+        languages=Languages(tokenizers[0], recipe.layout, recipe.directions),
     )
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from heedful.data import check as module
-from heedful.data.check import check
+from heedful.data.check import check, wrong_language
 from heedful.data.corpus import Fault, Line
+from heedful.data.inputs import Inputs
 
 
 def lines(pairs):
@@ -82,3 +83,24 @@ def test_as_data_is_plain():
 @pytest.mark.parametrize("nothing", [[], [Fault("f", 1, "empty line")]])
 def test_nothing_usable(nothing):
     assert check(nothing).usable == 0
+
+
+def test_lines_in_another_language_are_found_where_languages_are_given(tmp_path):
+    pytest.importorskip("py3langid")
+    rows = [
+        ("The cat sleeps on the old wooden chair.", "Die Katze schläft auf dem alten Stuhl aus Holz."),
+        ("Das Wetter ist heute wirklich sehr schön.", "The weather is really very nice today."),
+        ("We are going to the market tomorrow morning.", "Nous allons au marché demain matin avec eux."),
+        ("Yes.", "Oui."),  # too short to tell
+    ]
+    (tmp_path / "p.tsv").write_text("".join(f"{one}\t{other}\n" for one, other in rows), encoding="utf-8")
+    found = wrong_language(Inputs((tmp_path / "p.tsv",)).read("train"), ("en", "de"))
+    assert {name: finding.where for name, finding in found.items()} == {
+        "source is not en, but looks like de": ["p.tsv:2"],
+        "target is not de, but looks like en": ["p.tsv:2"],
+        "target is not de, but looks like fr": ["p.tsv:3"],
+    }
+    only = wrong_language(Inputs((tmp_path / "p.tsv",)).read("train"), ("", "de"))
+    assert all(name.startswith("target") for name in only)
+    with pytest.raises(ValueError, match="py3langid does not know the language 'xx'; it knows: "):
+        wrong_language(Inputs((tmp_path / "p.tsv",)).read("train"), ("xx", ""))

@@ -1,12 +1,13 @@
 """The figures are sacrebleu's own, to the last digit."""
 
 import csv
+import random
 
 import pytest
 from sacrebleu.metrics import BLEU
 
 from heedful.evaluation.compare import by_length, compare, worst
-from heedful.evaluation.metrics import quick_score, score, tokenization
+from heedful.evaluation.metrics import one_score, quick_score, rouge_l, score, tokenization
 from tests.shared_data import shared
 
 NAMES = {"bleu": "bleu_default", "chrf": "chrf2", "ter": "ter"}
@@ -103,3 +104,21 @@ def test_equal_scores_never_look_significant():
     bleu = [result for result in found if result.metric == "BLEU"]
     assert [result.score for result in bleu] == [0.0, 0.0]
     assert [result.p_value for result in bleu] == [None, 1.0]
+
+
+def test_rouge_l_is_that_of_rouge_score_where_its_words_are_ours():
+    scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rougeL"])
+    chance = random.Random(3)
+    pairs = [tuple(" ".join(chance.choices("abcdefg", k=chance.randint(0, 13))) for _ in range(2)) for _ in range(97)]
+    theirs = [scorer.score(second, first)["rougeL"].fmeasure for first, second in pairs]
+    ours = [rouge_l([first], [second]) for first, second in pairs]
+    assert ours == pytest.approx([100 * one for one in theirs])
+    assert rouge_l(*zip(*pairs, strict=True)) == pytest.approx(100 * sum(theirs) / len(pairs))
+    assert rouge_l(["今天 天气 很好"], ["今天 天气 很好"]) == 100 == one_score("rouge", ["ç à"], ["ç à"]).value
+
+
+def test_a_corpus_is_scored_by_the_metric_it_names():
+    written, wanted = ["a b", "c d"], ["a b", "c e"]
+    assert one_score("accuracy", written, wanted).value == one_score("exact", written, wanted).value == 50
+    for name in ("bleu", "chrf"):
+        assert one_score(name, written, wanted) == score(written, [wanted])[name]

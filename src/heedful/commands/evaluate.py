@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,6 +36,8 @@ def evaluate(
         str,
         typer.Option(help="BLEU tokenizer: 13a, zh, ja-mecab, ko-mecab, char ... Default: by language or script."),
     ] = "",
+    source: Annotated[str, typer.Option("--from", help="Source language, if the model knows several.")] = "",
+    target: Annotated[str, typer.Option("--to", help="Target language, if the model knows several.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     parts: Parts = None,
@@ -42,7 +45,7 @@ def evaluate(
     """Translate a test set and score it: BLEU, chrF and TER by sacreBLEU, exact match, perplexity, speed.
 
     Several models are shown side by side, with paired bootstrap tests against the first. For a language model and a
-    text file: perplexity and bits per byte.
+    text file: perplexity and bits per byte. For a model of several corpora: a row for each, with its own metric.
 
     Examples:
 
@@ -51,13 +54,21 @@ def evaluate(
       heedful evaluate runs/my-model test.tsv
 
       heedful evaluate runs/old runs/new test.tsv --markdown
+
+      heedful evaluate runs/many de-fr.tsv --from de --to fr
     """
-    folders, test = _test_of(models)
     import heedful
     from heedful.checkpoint import read_config
 
     asked: dict[str, Any] = {"quantize": quantize, "shortlist": shortlist, "streams": streams}
     options = {name: value for name, value in asked.items() if value}
+    if all(model.is_dir() for model in models):
+        from heedful.commands.evaluate_parts import evaluate_parts, parts_of
+
+        if each := parts_of(models[0]):
+            evaluate_parts(models, each, options, num_beams, length_penalty, batch_tokens, as_json, markdown)
+            return
+    folders, test = _test_of(models)
     first = heedful.load(folders[0], **options)
     for folder in folders:
         _warn_if_trained_on(folder, test)
@@ -71,9 +82,10 @@ def evaluate(
     from heedful.evaluation.metrics import tokenization
 
     recipe = read_config(folders[0])
-    pairs, places = _pairs(test, documents=any(read_config(one).get("data", {}).get("context") for one in folders))
+    documents = any(read_config(one).get("data", {}).get("context") for one in folders)
+    pairs, places = read_pairs_of(test, documents=documents)
     sources, references = [source for source, _ in pairs], [target for _, target in pairs]
-    language = str(recipe.get("data", {}).get("target_language", ""))
+    language = target or str(recipe.get("data", {}).get("target_language", ""))
     cut = tokenization(references, language=language, tokenize=tokenize)
     if cut.name != "13a":
         print(f"heedful: BLEU uses the tokenizer {cut.name}: {cut.why}", file=sys.stderr)
@@ -81,9 +93,15 @@ def evaluate(
     results, texts = {}, {}
     for number, folder in enumerate(folders):
         translator = load(folder, **options) if number else first
-        results[str(folder)], texts[str(folder)] = _evaluate(translator, pairs, places, config, batch_tokens, cut.name)
+        name, direction = str(folder), translator.languages.direction(source, target)
+        name += (
+            "" if translator.languages.trained(direction) or not direction.source else f" ({direction}, not trained)"
+        )
+        results[name], texts[name] = evaluate_pairs(
+            translator, pairs, config, batch_tokens, cut.name, (source, target), places
+        )
     data: dict[str, Any] = {"test": test.name, "sentences": len(pairs), "models": results}
-    best = texts[str(folders[0])]
+    best = next(iter(texts.values()))
     data["by_source_words"] = [
         {"words": words, "sentences": count, "chrf": value}
         for words, count, value in by_length(sources, best, references)
@@ -161,7 +179,7 @@ def score(
     from heedful.translator import load
 
     translators = [load(folder) for folder in folders]
-    pairs, places = _pairs(file, documents=any(translator.context for translator in translators))
+    pairs, places = read_pairs_of(file, documents=any(translator.context for translator in translators))
     scores = [translators[0].score(pairs, places=places)]
     if len(translators) == 2:
         scores.append(translators[1].score([(target, source) for source, target in pairs], places=places))
@@ -176,7 +194,7 @@ def score(
             print("\t".join([*(f"{sum(values):.4f}" for values in found), source, target]))
 
 
-def _pairs(file: Path, *, documents: bool) -> tuple[list[tuple[str, str]], list[int]]:
+def read_pairs_of(file: Path, *, documents: bool = False) -> tuple[list[tuple[str, str]], list[int]]:
     """The pairs, and how many pairs of its document stand before each one."""
     from heedful.data.corpus import Fault, read_pairs
 
@@ -195,23 +213,27 @@ def _pairs(file: Path, *, documents: bool) -> tuple[list[tuple[str, str]], list[
     return pairs, places
 
 
-def _evaluate(
+def evaluate_pairs(
     translator: "Translator",
     pairs: list[tuple[str, str]],
-    places: list[int],
     config: "GenerationConfig",
     batch_tokens: int,
     tokenize: str,
+    languages: tuple[str, str] = ("", ""),
+    places: Sequence[int] = (),
 ) -> tuple[dict[str, Any], list[str]]:
     from heedful.evaluation.metrics import score as scored
 
     began = time.monotonic()
+    source, target = languages
     starts = [number for number, place in enumerate(places) if not place] if translator.context else [0]
-    documents = [[source for source, _ in pairs[start:end]] for start, end in pairwise([*starts, len(pairs)])]
-    found = translator.translate_documents(documents, config, batch_tokens=batch_tokens, split=False)
+    documents = [[text for text, _ in pairs[start:end]] for start, end in pairwise([*starts, len(pairs)])]
+    found = translator.translate_documents(
+        documents, config, batch_tokens=batch_tokens, split=False, source=source, target=target
+    )
     texts = [one.text for some in found for one in some]
     seconds = time.monotonic() - began
-    log_probs = translator.score(pairs, places=places)
+    log_probs = translator.score(pairs, source=source, target=target, places=places)
     tokens = sum(map(len, log_probs))
     results: dict[str, Any] = {
         name: {"score": one.value, "signature": one.signature}

@@ -121,6 +121,8 @@ def inspect(
         int, typer.Option("--num-beams", "--beam-size", "-b", min=1, help="Beam size; 1 = greedy.")
     ] = 4,
     target_prefix: Annotated[str, typer.Option(help="Forced beginning of the translation.")] = "",
+    source: Annotated[str, typer.Option("--from", help="Source language, if the model knows several.")] = "",
+    target: Annotated[str, typer.Option("--to", help="Target language, if the model knows several.")] = "",
     label: Annotated[str, typer.Option(help="The label to explain. Default: the most likely.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the page's data as JSON.")] = False,
     parts: Parts = None,
@@ -148,7 +150,8 @@ def inspect(
         raise ValueError(f"the page needs {error.name}: pip install 'heedful[serve]'") from None
     from heedful.files import write_text
 
-    data = heedful.inspect(model, text, num_beams=num_beams, target_prefix=target_prefix, label=label)
+    data = heedful.inspect(model, text, num_beams=num_beams, target_prefix=target_prefix, label=label, source=source,
+                           target=target)  # fmt: skip
     if as_json:
         print(json.dumps(data, ensure_ascii=False))
         return

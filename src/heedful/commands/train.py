@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 def train(
     files: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="FILE... [KEY=VALUE]...",
+            metavar="[FILE]... [KEY=VALUE]...",
             help="TSV or JSONL with pairs, two parallel files, CoNLL with tagged words, or plain text for a language "
-            "model; optionally gzipped; - = standard input. Followed by recipe keys to change.",
+            "model; optionally gzipped; - = standard input; none if the recipe lists its corpora. Followed by recipe "
+            "keys to change.",
+            show_default=False,
         ),
-    ],
+    ] = None,
+    *,
     out: Annotated[Path, typer.Option(help="The model folder. An interrupted training in it is resumed.")],
     recipe: Annotated[str, typer.Option(help="A named recipe (`heedful recipes` lists them) or a YAML file.")] = "tiny",
     valid: Annotated[list[Path] | None, typer.Option(help="Validation pairs. Default: hold some out.")] = None,
@@ -78,6 +81,8 @@ def train(
 
       heedful train book.txt --out runs/book --recipe char-gpt
 
+      heedful train --recipe mix.yaml --out runs/mix
+
       heedful train more.tsv --out runs/tuned --start-from runs/my-model 'training.freeze=["embedding"]'
 
       torchrun --nproc-per-node 2 -m heedful train pairs.tsv --out runs/my-model
@@ -88,10 +93,8 @@ def train(
     from heedful.training.recipe import read_recipe
     from heedful.training.run import train as run
 
-    names = [word for word in files if "=" not in word or Path(word).exists()]
-    changes = [word for word in files if word not in names]
-    if not names:
-        raise ValueError("no file to train on; give a TSV, JSONL or text file, or two parallel files")
+    names = [word for word in files or () if "=" not in word or Path(word).exists()]
+    changes = [word for word in files or () if word not in names]
     chosen = read_recipe(recipe, [f"start_from={start_from}", *changes] if start_from else changes)
     chosen, inputs = arranged(
         chosen,
@@ -139,14 +142,21 @@ def _from_stdin(out: Path) -> Path:
 def _show(prepared: "Prepared", recipe: "Recipe") -> None:
     from rich.console import Console
 
-    from heedful.commands.data import report_table
+    from heedful.commands.data import report_table, shares_table
 
     facts = prepared.facts
     console = Console(stderr=True)
-    console.print(report_table(facts["report"]))
+    for part in prepared.parts:
+        if not part.swapped:
+            console.print(report_table(part.prepared.facts["report"], part.name))
+    console.print(shares_table(prepared) if prepared.parts else report_table(facts["report"]))
     rows, parameters = facts["rows"], sum(recipe.model.parameters().values())
     unknown = f", {facts['unknown_labels']:,} with labels unknown to training" if facts["unknown_labels"] else ""
     vocabulary = prepared.tokenizers[-1].vocab if prepared.tokenizers else 0
+    if facts.get("held_out_elsewhere"):
+        console.print(
+            f"{facts['held_out_elsewhere']:,} rows are not for training: other corpora hold out their sources"
+        )
     held = f"{rows['train']:,} for training, {rows['valid']:,} for validation, {rows['test']:,} for test"
     console.print(
         f"{held}; {facts['too_long']:,} too long{unknown}. "

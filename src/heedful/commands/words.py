@@ -36,8 +36,6 @@ REFUSED: dict[str, dict[str, str]] = {
     "translate": {
         "--batch-size": "batches are counted in tokens: use --batch-tokens 2048",
         "--src": "name the file with --input",
-        "--from": "a model translates in one direction: give the model folder of the one you want",
-        "--to": "a model translates in one direction: give the model folder of the one you want",
         "--device": ON_CPU,
         "--threads": THREADS,
         "--model": "give the model folder by itself: heedful translate runs/my-model",

@@ -6,7 +6,7 @@ batches, and the batches shuffled. A window bounds the memory, however large the
 """
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -30,6 +30,15 @@ class Sized(Protocol):
     def forget(self) -> None: ...
 
 
+@runtime_checkable
+class Drawn(Sized, Protocol):
+    """Rows of which an epoch draws some more often than others."""
+
+    def windows(self, *, seed: int, number: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The rows of an epoch with their lengths (rows columns); a function of its arguments alone."""
+        ...
+
+
 def same_for_all(length: int) -> float:
     return 1.0
 
@@ -37,16 +46,20 @@ def same_for_all(length: int) -> float:
 def epoch(store: Sized, *, budget: int, seed: int, number: int, cost: Cost = same_for_all) -> Iterator[np.ndarray]:
     """The batches of one epoch as arrays of row numbers. The same seed and number give the same batches."""
     order = np.random.default_rng((seed, number))
-    blocks = order.permutation(-(-len(store) // BLOCK))
-    for start in range(0, len(blocks), WINDOW):
-        chosen = np.sort(blocks[start : start + WINDOW])
-        rows, lengths = _window(store, chosen)
+    windows = store.windows(seed=seed, number=number) if isinstance(store, Drawn) else _windows(store, order)
+    for rows, lengths in windows:
         shuffled = order.permutation(len(rows))
         rows, lengths = rows[shuffled], lengths[shuffled]
         batches = cut(rows, lengths, budget, cost)
         for batch in order.permutation(len(batches)):
             yield batches[batch]
         store.forget()
+
+
+def _windows(store: Sized, order: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    blocks = order.permutation(-(-len(store) // BLOCK))
+    for start in range(0, len(blocks), WINDOW):
+        yield _window(store, np.sort(blocks[start : start + WINDOW]))
 
 
 def in_order(store: Sized, *, budget: int, cost: Cost = same_for_all) -> Iterator[np.ndarray]:

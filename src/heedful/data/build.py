@@ -32,14 +32,17 @@ def build(
     data: DataConfig,
     tokenizers: list[Tokenizer],
     report: Report,
+    others: Sequence[Inputs] = (),
 ) -> None:
-    """Write everything to a temporary folder, then move it into place atomically."""
+    """Write everything to a temporary folder, then move it into place atomically. `others`: see `prepare`."""
     for left in folder.parent.glob(".building-*"):  # left by killed processes
         if time.time() - left.stat().st_mtime > 86400:
             shutil.rmtree(left, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
     try:
-        facts = Builder(temporary, inputs, data, tokenizers, report).build()
+        taken = frozenset(source for other in others for source in held_out_sources(other, data))
+        builder = Builder(temporary, inputs, data, tokenizers, report, taken)
+        facts = builder.build()
         facts["files"] = {
             split: dict(zip((file.name for file in getattr(inputs, split)), digests, strict=True))
             for split, digests in content.items()
@@ -58,8 +61,15 @@ class Builder:
     """Tokenises line by line into the stores of the splits."""
 
     def __init__(
-        self, folder: Path, inputs: Inputs, data: DataConfig, tokenizers: list[Tokenizer], report: Report
+        self,
+        folder: Path,
+        inputs: Inputs,
+        data: DataConfig,
+        tokenizers: list[Tokenizer],
+        report: Report,
+        taken: frozenset[str] = frozenset(),
     ) -> None:
+        self.taken = taken
         self.folder, self.inputs, self.data, self.tokenizers, self.report = folder, inputs, data, tokenizers, report
         vocab, count = largest(tokenizers), len(inputs.columns)
         self.writers = {split: StoreWriter(folder, split, columns=count, vocab=vocab) for split in SPLITS}
@@ -78,7 +88,7 @@ class Builder:
         self.raw = {split: (folder / f"{split}.jsonl").open("w", encoding="utf-8") for split in SPLITS[1:]}
 
     def build(self) -> dict[str, Any]:
-        split = split_for(self.inputs, self.data, self.report)
+        split = split_for(self.inputs, self.data, self.report, self.taken)
         for chunk in _chunks(usable(self.inputs.read("train")), CHUNK):
             dealt = [part for line in chunk for part in split.deal(line)]
             for name in SPLITS:
@@ -102,6 +112,7 @@ class Builder:
             "too_long": self.too_long,
             "labels": self.labels,
             "unknown_labels": self.unknown_labels,
+            **({"held_out_elsewhere": split.left_out} if self.taken else {}),
         }
 
     def _add(self, split: str, lines: list[Line]) -> None:
@@ -197,9 +208,13 @@ def unknown_label(line: Line, column: str, label: str, known: Sequence[str]) -> 
 
 
 class Split:
-    """Assigns each line to a split by its content alone: order and repetition do not matter."""
+    """Assigns each line to a split by its content alone: order and repetition do not matter. `taken`: sources that are
+    not for training, since other corpora hold them out."""
 
-    def __init__(self, inputs: Inputs, data: DataConfig, usable: int, characters: int) -> None:
+    def __init__(
+        self, inputs: Inputs, data: DataConfig, usable: int, characters: int, taken: frozenset[str] = frozenset()
+    ) -> None:
+        self.taken, self.prefix, self.left_out = taken, inputs.prefix, 0
         wanted = data.held_out or min(1000, max(1, usable // (LABELLED if inputs.strict else PAIRS)))
         self.missing = [split for split in SPLITS[1:] if not getattr(inputs, split)]
         self.rows, self.documents = not is_document(inputs.columns), inputs.documents
@@ -208,13 +223,17 @@ class Split:
         self.texts = texts[-1:] if has_answers(inputs.columns) else texts[:1]
         if "valid" not in self.missing or (self.rows and usable < 20):  # nothing to hold out, or too few
             self.missing = []
-        self.share = min(0.2, wanted / usable)
+        self.share = min(0.2, wanted / max(1, usable))
         self.characters, self.seen = characters, 0
 
     def deal(self, line: Line) -> list[tuple[str, Line]]:
         """The splits a line goes to: one, or two if a text is cut within it."""
         if self.rows:
-            return [(self._of_row(line), line)]
+            split = self._of_row(line)
+            if split == "train" and self.taken and self._source(line) in self.taken:
+                self.left_out += 1
+                return []
+            return [(split, line)]
         text, cut = line.texts[0], int(0.9 * self.characters) - self.seen if self.missing else self.characters
         self.seen += len(text)
         parts = (("train", text[: max(0, cut)]), ("valid", text[max(0, cut) :]))
@@ -222,23 +241,30 @@ class Split:
 
     def _of_row(self, line: Line) -> str:
         """Rows whose deciding texts differ only in case, spaces and punctuation stay together, as do documents."""
-        texts = (
-            [line.document]
-            if self.documents
-            else [line.texts[place] for place in self.texts] or ["\t".join(line.texts)]
-        )
-        source = near(texts[0]) or texts[0]
+        source = near(line.document) or line.document if self.documents else self._source(line)
         place = int.from_bytes(blake2b(source.encode(), digest_size=8).digest()) / 2**64
         index = int(place / self.share)
         return self.missing[index] if index < len(self.missing) else "train"
+
+    def _source(self, line: Line) -> str:
+        text = line.texts[self.texts[0]].removeprefix(self.prefix) if self.texts else "\t".join(line.texts)
+        return near(text) or text
+
+
+def held_out_sources(inputs: Inputs, data: DataConfig) -> set[str]:
+    """The sources that a corpus holds out of its training file."""
+    if inputs.valid:
+        return set()
+    split = Split(inputs, data, sum(1 for _ in usable(inputs.read("train"))), 0)
+    return {split._source(line) for line in usable(inputs.read("train")) if split._of_row(line) != "train"}
 
 
 def usable(lines: Iterable[Line | Fault]) -> Iterator[Line]:
     return (line for line in lines if isinstance(line, Line))
 
 
-def split_for(inputs: Inputs, data: DataConfig, report: Report) -> Split:
-    return Split(inputs, data, report.usable, sum(side.characters for side in report.sides))
+def split_for(inputs: Inputs, data: DataConfig, report: Report, taken: frozenset[str] = frozenset()) -> Split:
+    return Split(inputs, data, report.usable, sum(side.characters for side in report.sides), taken)
 
 
 def largest(tokenizers: list[Tokenizer]) -> int:

@@ -23,6 +23,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 SHOWN = 5  # line numbers kept for each kind of finding
 LONGEST = 10_000
 MOST_LABELS = 10_000
+TOLD, SURE = 20, 0.9  # characters from which on a language is recognised, and how sure one must be
 
 
 @dataclass
@@ -143,6 +144,29 @@ def check(
     if pairs:
         report.noticed["unlikely length ratio (swapped or misaligned?)"] = ratios.suspects()
     return report
+
+
+def wrong_language(lines: Iterable[Line | Fault], languages: Sequence[str]) -> dict[str, Finding]:
+    """Lines in another language than that of their column ("" = any), where py3langid is sure of it. Short texts say
+    too little."""
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
+
+    model = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    wanted = [code.replace("_", "-").partition("-")[0].lower() for code in languages]
+    for code in wanted:
+        if code and code not in model.nb_classes:
+            raise ValueError(f"py3langid does not know the language {code!r}; it knows: {', '.join(model.nb_classes)}")
+    found: dict[str, Finding] = {}
+    for line in lines:
+        if not isinstance(line, Line):
+            continue
+        for side, code, text in zip(("source", "target"), wanted, line.texts, strict=False):
+            if not code or len(text) < TOLD:
+                continue
+            guess, sure = model.classify(text)
+            if guess != code and sure > SURE:
+                found.setdefault(f"{side} is not {code}, but looks like {guess}", Finding()).add(line.file, line.number)
+    return dict(sorted(found.items(), key=lambda pair: -pair[1].count))
 
 
 def _oddities(line: Line, exact: set[tuple[str, ...]], nearly: set[str], pairs: bool, first: int) -> list[str]:

@@ -1,17 +1,19 @@
 """The user's files: their formats and columns, and a check of their content."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from heedful.config import Config, Size
 from heedful.data.check import Report, check
 from heedful.data.columns import PAIR, Columns, has_answers, is_document
+from heedful.data.corpora import CorpusConfig, names_of, part_names
 from heedful.data.corpus import Fault, Line, read_rows, row_format
 from heedful.data.digest import known_digest
 from heedful.data.documents import in_documents, refuse_without
+from heedful.data.languages import Direction, Layout
 from heedful.data.squad import read_questions
 
 SPLITS = ("train", "valid", "test")
@@ -25,6 +27,11 @@ class DataConfig(Config):
     columns, as --fields gives them. `context`: the number of sentences before that a translator sees, on both sides,
     of the same document (Tiedemann and Scherrer 2017): documents are rows with the same `document`, or rows between
     blank lines, and are never divided between splits.
+
+    `corpora`: the corpora of a mixture, in place of files on the command line; their keys are below. `temperature`: how
+    much their shares follow their sizes: 1 = in proportion, larger = more even. `language_tokens`: where the tokens of
+    languages go: prefix (the target language before the source), m2m (the source language before the source, the target
+    language first in the target) or mbart (the source language after the source, the target starts with its own).
     """
 
     max_length: Size = 256
@@ -33,12 +40,55 @@ class DataConfig(Config):
     target_language: str = ""
     fields: tuple[str, ...] = ()
     context: int = Field(0, ge=0, le=16)
+    corpora: tuple[CorpusConfig, ...] = ()
+    temperature: float = Field(1.0, gt=0)
+    language_tokens: Layout = ""
+
+    @model_validator(mode="after")
+    def _corpora_fit_together(self) -> "DataConfig":
+        named = [corpus.source for corpus in self.corpora]
+        if any(named) and not all(named):
+            missing = names_of(self.corpora)[named.index("")]
+            raise ValueError(f"corpora: {missing} has no languages, but others do; give it source and target")
+        weights = [corpus.weight is not None for corpus in self.corpora]
+        if any(weights) and not all(weights):
+            missing = names_of(self.corpora)[weights.index(False)]
+            raise ValueError(f"corpora: {missing} has no weight, but others do; give each a weight, or none")
+        if any(weights) and self.temperature != 1:
+            raise ValueError("weights already are the shares; leave out temperature or the weights")
+        if self.language_tokens and self.corpora and not any(named):
+            raise ValueError("language_tokens needs languages; give each corpus source and target")
+        if self.context and self.corpora:
+            raise ValueError("data.context reads the documents of one corpus; leave out corpora, or set data.context=0")
+        names_of(self.corpora)
+        return self
+
+    @property
+    def directions(self) -> list[Direction]:
+        """The directions that a mixture is trained on."""
+        return list(dict.fromkeys(one for corpus in self.corpora for one in corpus.directions))
+
+    @property
+    def layout(self) -> Layout:
+        """Where language tokens go; empty where there are none."""
+        return self.language_tokens or ("prefix" if self.directions else "")
+
+    @property
+    def scored(self) -> list[tuple[str, str]]:
+        """(name, metric) of each part of a mixture."""
+        return [(name, self.corpora[number].metric) for name, number, _ in part_names(self.corpora)]
+
+    @property
+    def longest(self) -> int:
+        """The most tokens on a side of a pair, a language token included."""
+        return self.max_length + bool(self.layout)
 
 
 @dataclass(frozen=True)
 class Inputs:
     """The user's files and their columns. `strict`: a line that cannot be used is an error, where otherwise it is
-    skipped and counted. `documents`: rows belong to documents, which are kept together."""
+    skipped and counted. `documents`: rows belong to documents, which are kept together. `prefix`: text before each
+    source."""
 
     train: tuple[Path, ...]
     valid: tuple[Path, ...] = ()
@@ -47,6 +97,7 @@ class Inputs:
     fields: tuple[str, ...] = ()  # the names of the columns in the files: see `layout`
     strict: bool = False
     documents: bool = False
+    prefix: str = ""
 
     def __post_init__(self) -> None:
         ours = [column.name for column in self.columns]
@@ -66,11 +117,17 @@ class Inputs:
             return in_documents(read_rows(files, self.columns, self.fields, documents=True))
         read = read_questions if has_answers(self.columns) else read_rows
         lines = read(files, self.columns, self.fields)
+        if self.prefix:
+            lines = (_prefixed(line, self.prefix) for line in lines)
         return refuse_faults(lines) if self.strict else lines
 
     def digests(self, cache: Path) -> dict[str, list[str]]:
         """Content digests of the files of each split: names and timestamps do not matter."""
         return {split: [known_digest(file, cache) for file in getattr(self, split)] for split in SPLITS}
+
+
+def _prefixed(line: Line | Fault, prefix: str) -> Line | Fault:
+    return line if isinstance(line, Fault) else replace(line, texts=(prefix + line.texts[0], *line.texts[1:]))
 
 
 def refuse_faults(lines: Iterable[Line | Fault]) -> Iterator[Line | Fault]:

@@ -19,8 +19,11 @@ from heedful.bounded import read_object
 from heedful.data.build import build, largest, split_for, usable
 from heedful.data.check import Report
 from heedful.data.columns import PAIR, Columns
+from heedful.data.corpora import Metric
 from heedful.data.digest import file_digest
 from heedful.data.inputs import DataConfig, Inputs, look_over
+from heedful.data.languages import Direction
+from heedful.data.mixed import Mixed
 from heedful.data.store import Store
 from heedful.files import locked, write_text
 from heedful.text.tokenizer import BREAK, Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
@@ -32,13 +35,51 @@ Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
+class Part:
+    """A part of a mixture: a corpus, or one direction of it. `share`: of the rows that are trained on; `rows`: how many
+    there are."""
+
+    name: str
+    prepared: "Prepared"
+    share: float
+    direction: Direction | None = None
+    swapped: bool = False  # the columns are read in the opposite order
+    metric: Metric = "bleu"
+
+    @property
+    def rows(self) -> int:
+        return int(self.prepared.facts["rows"]["train"])
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        return (1, 0) if self.swapped else (0, 1)
+
+    @property
+    def tokens(self) -> tuple[float, ...]:
+        """How many tokens of each column an epoch has on average per row."""
+        return tuple(self.prepared.facts["tokens"][column] / max(1, self.rows) for column in self.columns)
+
+    def texts(self, split: str) -> list[tuple[str, ...]]:
+        return [tuple(row[column] for column in self.columns) for row in self.prepared.texts(split)]
+
+
+@dataclass(frozen=True)
 class Prepared:
-    """Stores and tokenizers, ready for use. `facts` describe what was found and done: see `prepare`."""
+    """Stores and tokenizers, ready for use. `facts` describe what was found and done: see `prepare`. `parts`: those of
+    a mixture, whose rows follow each other; `extra`: how many language tokens are added to a row of each column."""
 
     folder: Path
     tokenizers: list[Tokenizer]  # one per text column; the same one twice if they are joint
     facts: dict[str, Any]
     columns: Columns = PAIR
+    parts: tuple[Part, ...] = ()
+    extra: tuple[int, ...] = (0, 0)
+
+    def mixed(self, split: str) -> Mixed:
+        """The rows of all parts of a mixture."""
+        stores = [part.prepared.store(split) for part in self.parts]
+        columns = [part.columns for part in self.parts]
+        return Mixed(stores, columns, [part.share for part in self.parts], extra=self.extra)
 
     def store(self, split: str) -> Store:
         counted = [
@@ -64,6 +105,8 @@ class Prepared:
 
     def texts(self, split: str) -> list[tuple[str, ...]]:
         """The raw texts of a held-out split."""
+        if self.parts:
+            return [row for part in self.parts for row in part.texts(split)]
         lines = (self.folder / f"{split}.jsonl").read_text(encoding="utf-8").split("\n")
         return [tuple(json.loads(line).values()) for line in lines if line]
 
@@ -78,44 +121,49 @@ def prepare(
     words: int = 0,
     specials: Sequence[str] = (),
     report: Report | None = None,
+    others: Sequence[Inputs] = (),
     notify: Notify = lambda message: None,
 ) -> Prepared:
     """Tokenizers are trained unless `given`. A second call reuses the cached result. `words`: how many words training
     will see, if known, which limits the vocabulary. `specials`: the special tokens that the task needs beyond those of
-    every tokenizer. `report`: the result of `look_over`, if it is known already."""
+    every tokenizer. `report`: the result of `look_over`, if it is known already. `others`: other corpora of a mixture;
+    what they hold out is not trained on here either."""
     cache.mkdir(parents=True, exist_ok=True)
     content = inputs.digests(cache)
     columns = [asdict(column) for column in inputs.columns]
     how = config.model_dump(exclude={"dropout", "file"})
     content = {**content, "fields": list(inputs.fields)} if inputs.fields else content
     content = {**content, "documents": []} if inputs.documents else content
-    tokenizers_key = _key(content, columns, how, data.held_out, words, list(specials))
+    content = {**content, "prefix": [inputs.prefix]} if inputs.prefix else content
+    tokenizers_key = cache_key(content, columns, how, data.held_out, words, list(specials))
     texts = sum(column.is_text for column in inputs.columns)
     if texts > 2 and not config.joint:
         raise ValueError(f"tokenizer.joint=false is for pairs, but rows have {texts} texts; use tokenizer.joint=true")
     if given is None and config.file:
         given = [Tokenizer.load(Path(config.file))] * texts
     if given is not None:
-        _refuse_missing(specials, given)
-    tokenizers = _load_tokenizers(cache / "tokenizers" / tokenizers_key, texts) if given is None and texts else given
+        refuse_missing(specials, given)
+    tokenizers = cached_tokenizers(cache / "tokenizers" / tokenizers_key, texts) if given is None and texts else given
     tokenizers = [] if not texts else tokenizers
     if tokenizers is None:
-        with locked(_lock(cache, tokenizers_key), "training the same tokenizer", wait=notify):
-            tokenizers = _load_tokenizers(cache / "tokenizers" / tokenizers_key, texts)  # by the one waited for
+        with locked(cache_lock(cache, tokenizers_key), "training the same tokenizer", wait=notify):
+            tokenizers = cached_tokenizers(cache / "tokenizers" / tokenizers_key, texts)  # by the one waited for
             if tokenizers is None:
                 if report is None:
                     notify("checking the corpus")
                     report = look_over(inputs)
                 notify("training the tokenizer")
                 tokenizers = _train_tokenizers(inputs, data, config, report, words, specials)
-                _keep_tokenizers(cache / "tokenizers" / tokenizers_key, tokenizers)
+                keep_tokenizers(cache / "tokenizers" / tokenizers_key, tokenizers)
     digests = [tokenizer.digest() for tokenizer in tokenizers]
-    key = _key(content, columns, digests, data.max_length, data.held_out, inputs.strict)
+    parts = [content, columns, digests, data.max_length, data.held_out, inputs.strict]
+    others = [other for other in others if not other.valid]
+    key = cache_key(*parts, *([[other.digests(cache) for other in others]] if others else []))
     folder = cache / key
-    with locked(_lock(cache, key), "tokenising the same corpus", wait=notify):
+    with locked(cache_lock(cache, key), "tokenising the same corpus", wait=notify):
         if not (folder / "facts.json").exists():
             notify("tokenising the corpus")
-            build(folder, inputs, content, data, tokenizers, report or look_over(inputs))
+            build(folder, inputs, content, data, tokenizers, report or look_over(inputs), others)
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     return Prepared(folder=folder, tokenizers=tokenizers, facts=facts, columns=inputs.columns)
 
@@ -127,11 +175,11 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "heedful"
 
 
-def _lock(cache: Path, key: str) -> Path:
+def cache_lock(cache: Path, key: str) -> Path:
     return cache / "locks" / key
 
 
-def _key(*parts: object) -> str:
+def cache_key(*parts: object) -> str:
     return blake2b(json.dumps([FORMAT, *parts], sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -160,7 +208,7 @@ def _train_tokenizers(
     return [train([column]) for column in columns]
 
 
-def _refuse_missing(specials: Sequence[str], tokenizers: Sequence[Tokenizer]) -> None:
+def refuse_missing(specials: Sequence[str], tokenizers: Sequence[Tokenizer]) -> None:
     """A tokenizer that was not trained for the task may lack special tokens that the task needs."""
     for tokenizer in tokenizers:
         missing = [special for special in specials if not tokenizer.has(special)]
@@ -171,13 +219,13 @@ def _refuse_missing(specials: Sequence[str], tokenizers: Sequence[Tokenizer]) ->
             )
 
 
-def _load_tokenizers(folder: Path, columns: int) -> list[Tokenizer] | None:
+def cached_tokenizers(folder: Path, columns: int) -> list[Tokenizer] | None:
     if not (folder / "tokenizer.json").exists():
         return None
     return load_tokenizers(folder, columns=columns)
 
 
-def _keep_tokenizers(folder: Path, tokenizers: list[Tokenizer]) -> None:
+def keep_tokenizers(folder: Path, tokenizers: list[Tokenizer]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizers(folder, tokenizers)
 

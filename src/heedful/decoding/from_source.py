@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from heedful.data.languages import Languages
 from heedful.data.padding import pad
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.required import Phrase, Required
@@ -24,7 +25,7 @@ REQUIRED_BEAMS = 10
 
 class FromSource:
     """One model, or several with the same vocabulary whose probabilities are averaged. `shortlist`: the target tokens
-    to consider for each source token."""
+    to consider for each source token; `languages`: the language tokens, if the models have any."""
 
     def __init__(
         self,
@@ -32,8 +33,10 @@ class FromSource:
         tokenizers: Sequence[Tokenizer],
         *,
         shortlist: Shortlist | None = None,
+        languages: Languages | None = None,
     ) -> None:
         self.models = models
+        self.languages = languages or Languages(tokenizers)
         self.quick = [lower(model) or None for model in models]
         self.source, self.target = tokenizers[0], tokenizers[-1]
         self.device = models[0].device
@@ -61,9 +64,12 @@ class FromSource:
                 one.refresh()
 
     def start(self, jobs: Sequence[Job], config: GenerationConfig) -> Start:
+        framings = [self.languages.framing(job.request.source, job.request.target) for job in jobs]
         before = self.written_before([job.request for job in jobs])
         own = self.target.encode([job.request.prefix for job in jobs])
-        prefixes = [[*some, *prefix] for some, prefix in zip(before, own, strict=True)]
+        prefixes = [
+            [*framing.forced, *some, *prefix] for framing, some, prefix in zip(framings, before, own, strict=True)
+        ]
         if any(before):
             _refuse_in_context(config, jobs)
         required = [self._required(job.request.required) for job in jobs]
@@ -80,7 +86,8 @@ class FromSource:
             required=demands,
             stops=Stops(self.target, config.stop_strings) if config.stop_strings else None,
         )
-        padded = pad([job.tokens for job in jobs], last=self.source.eos, fill=self.source.pad)
+        framed = [framing.source(job.tokens) for framing, job in zip(framings, jobs, strict=True)]
+        padded = pad(framed, fill=self.source.pad)
         source, valid = (tensor.to(self.device) for tensor in padded)
         allowed = self._allowed(source, prefixes, required)
         steppers: list[Stepper] = [
@@ -88,7 +95,8 @@ class FromSource:
             for model, quick in zip(self.models, self.quick, strict=True)
         ]
         stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
-        return Start(stepper, torch.full((len(jobs),), self.target.start, device=self.device), limits, rules)
+        first = torch.tensor([framing.start for framing in framings], device=self.device)
+        return Start(stepper, first, limits, rules)
 
     def written_before(self, requests: Sequence[Request]) -> list[list[int]]:
         """The tokens of the translations of the sentences before, each followed by a break."""

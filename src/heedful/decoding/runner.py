@@ -31,13 +31,16 @@ Heard = Callable[[int, int, int, Tensor], bool]
 @dataclass(frozen=True)
 class Request:
     """An input text, what its output must begin with, and phrases that the output must and must not contain.
-    `context`: the sentences before it and their translations, for models that read them."""
+    `context`: the sentences before it and their translations, for models that read them. `source` and `target`: its
+    languages, for models that know several."""
 
     text: str
     prefix: str = ""
     required: Sequence[str] = ()
     banned: Sequence[str] = ()
     context: Sequence[tuple[str, str]] = ()
+    source: str = ""
+    target: str = ""
 
     def __post_init__(self) -> None:
         for phrase in self.required:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sacrebleu.metrics import BLEU, CHRF, TER
 
-from heedful.text.words import HAN, UNSPACED
+from heedful.text.words import HAN, UNSPACED, words
 
 TOKENIZERS = ("13a", "zh", "ja-mecab", "ko-mecab", "char", "intl", "none", "flores101", "flores200")
 KANA = re.compile(r"[\u3040-\u30ff]")
@@ -67,6 +67,37 @@ def score(
     matches = sum(text.strip() in {r.strip() for r in other} for text, *other in zip(hypotheses, *streams, strict=True))
     found["exact"] = Score("exact match", 100 * matches / max(1, len(hypotheses)), "")
     return found
+
+
+def one_score(metric: str, hypotheses: Sequence[str], references: Sequence[str], *, language: str = "") -> Score:
+    """One metric: bleu, chrf, exact, accuracy (another word for it) or rouge."""
+    if metric == "rouge":
+        return Score("ROUGE-L", rouge_l(hypotheses, references), "F1|words:unicode|case:lower|stem:no")
+    found = score(hypotheses, [references], language=language)["exact" if metric == "accuracy" else metric]
+    return Score("accuracy", found.value, "") if metric == "accuracy" else found
+
+
+def rouge_l(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """The mean F1 of the longest common subsequence of words (Lin 2004, section 3.1). Differs from the usual package:
+    words are those of Unicode, so that texts in any script count."""
+    total = 0.0
+    for written, wanted in zip(hypotheses, references, strict=True):
+        first, second = words(written.lower()), words(wanted.lower())
+        common = _common_subsequence(first, second)
+        total += 2 * common / (len(first) + len(second)) if common else 0.0
+    return 100 * total / max(1, len(hypotheses))
+
+
+def _common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
+    """The length of the longest one."""
+    best = [0] * (len(second) + 1)
+    for one in first:
+        before = 0
+        for place, other in enumerate(second, start=1):
+            kept = best[place]
+            best[place] = before + 1 if one == other else max(best[place], best[place - 1])
+            before = kept
+    return best[-1]
 
 
 def consensus(texts: Sequence[str]) -> int:

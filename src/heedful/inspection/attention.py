@@ -1,11 +1,13 @@
 """The attention of a translation: the weights of every layer and head, with their tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from heedful.data.padding import pad
+from heedful.decoding.runner import Request
 from heedful.model.multihead import MemoryAttention, SelfAttention
 from heedful.model.record import Recorded, recorded
 from heedful.text.tokenizer import Tokenizer
@@ -17,8 +19,8 @@ START, END = "<s>", "</s>"
 
 @dataclass(frozen=True)
 class Attention:
-    """`source` and `target` end with </s>. `read` is the decoder's input, the shifted target: it begins with <s>.
-    Weights are layers heads query key:
+    """`source` and `target` end with </s>, and have language tokens where the model has any. `read` is the decoder's
+    input, the shifted target: it begins with <s>. Weights are layers heads query key:
 
     encoder   source source     decoder   read read     cross   target source
     """
@@ -28,10 +30,11 @@ class Attention:
     encoder: Tensor
     decoder: Tensor
     cross: Tensor
+    start: str = START
 
     @property
     def read(self) -> list[str]:
-        return [START, *self.target[:-1]]
+        return [self.start, *self.target[:-1]]
 
     def kinds(self) -> list[str]:
         """The kinds of attention that have weights to show."""
@@ -55,8 +58,11 @@ def translated_parts(translator: Translator, text: str) -> list[tuple[str, Trans
 
 
 @torch.inference_mode()
-def look(translator: Translator, source: str, target: list[int] | None = None) -> Attention:
+def look(
+    translator: Translator, source: str, target: list[int] | None = None, *, languages: tuple[str, str] = ("", "")
+) -> Attention:
     """The attention of the first model while it generates `target` (token ids), by default its own translation.
+    `languages`: of source and target, for a model that knows several.
 
     This is a single pass, so a text that is translated in parts is an error; see `translated_parts`. With a `target`,
     several sentences are one part if they fit.
@@ -64,20 +70,25 @@ def look(translator: Translator, source: str, target: list[int] | None = None) -
     if (count := len(translator.parts(source, split=False if target is not None else None))) > 1:
         raise ValueError(f"this text is translated in {count} parts, each with its own attention; give one of them")
     if target is None:
-        target = translator.translate([source])[0].tokens
-    model = translator.models[0]
+        target = translator.translate([Request(source, source=languages[0], target=languages[1])])[0].tokens
+    model, framing = translator.models[0], translator.languages.framing(*languages)
     tokens = translator.source.encode([source.strip()])[0]
-    reading, _ = pad([tokens], last=translator.source.eos)
-    writing, _ = pad([target], first=translator.target.start)
+    reading, _ = pad([framing.source(tokens)])
+    writing, _ = pad([[framing.start, *target]])
     with recorded(model, SelfAttention) as selves, recorded(model, MemoryAttention) as crosses:
         model(reading.to(translator.device), writing.to(translator.device))
     own = {side: [one for one in selves if one.name.startswith(side)] for side in ("encoder", "decoder")}
     return Attention(
-        source=[*_shown(translator.source, tokens), END],
+        source=[
+            *_shown(translator.source, [*framing.before, *tokens]),
+            END,
+            *_shown(translator.source, framing.after[1:]),
+        ],
         target=[*_shown(translator.target, target), END],
         encoder=stacked(own["encoder"]),
         decoder=stacked(own["decoder"]),
         cross=stacked(crosses),
+        start=START if framing.start == translator.target.start else translator.target.token(framing.start),
     )
 
 
@@ -88,7 +99,7 @@ def stacked(attentions: list[Recorded]) -> Tensor:
     return torch.stack(shown) if shown and len(shown) == len(found) else torch.zeros(0, 0, 0, 0)
 
 
-def _shown(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
+def _shown(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     """Each token as its text; a leading space is shown as ▁."""
     return [
         text.replace(" ", "▁") or tokenizer.token(token)

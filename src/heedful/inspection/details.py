@@ -31,11 +31,12 @@ def inspect(translator: Translator, request: Request, *, num_beams: int = 4) -> 
     first, *others = parts_of(translator, request)
     has = translator.aligner is not None
     found = translator.translate(request, config, alignment=has, history=True)
-    shown = translator.translate(Request(first, request.prefix), config, history=True) if others else found
+    alone = Request(first, request.prefix, source=request.source, target=request.target)
+    shown = translator.translate(alone, config, history=True) if others else found
     return {
         "text": request.text,
         "translation": described(translator, request.text, found),
-        "inspected": inspected(translator, first, shown, parts=1 + len(others)),
+        "inspected": inspected(translator, alone, shown, parts=1 + len(others)),
     }
 
 
@@ -78,15 +79,17 @@ def check_weights(model: nn.Module, lengths: dict[str, int], most: int | None) -
 
 
 def inspected(
-    translator: Translator, text: str, found: Translation, *, parts: int = 1, most_weights: int | None = None
+    translator: Translator, request: Request, found: Translation, *, parts: int = 1, most_weights: int | None = None
 ) -> dict[str, Any]:
     """Everything to be seen of one translation. Weights are rounded to three places; they are what the model used.
 
-    `text` and `found` are one pass through the model: the first of so many parts, if the text was too long for one.
+    `request` and `found` are one pass through the model: the first of so many parts, if the text was too long for one.
     """
-    source = translator.source.encode([text.strip()])[0]
+    text, languages = request.text, (request.source, request.target)
+    framing = translator.languages.framing(*languages)
+    source = [*framing.before, *translator.source.encode([text.strip()])[0], *framing.after[1:]]
     check_weights(translator.models[0], {"encoder": len(source) + 1, "decoder": len(found.tokens) + 1}, most_weights)
-    seen = look(translator, text, found.tokens)
+    seen = look(translator, text, found.tokens, languages=languages)
     return {
         "part": {"number": 1, "count": parts, "text": text.strip()},
         "source": tokens_of(translator.source, source),

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
+from heedful.data.languages import Direction
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.runner import Request as Text
 from heedful.serving.context import Context, clean, read_fields
@@ -121,14 +122,16 @@ async def _translate(
     config = GenerationConfig(num_beams=max(4, count + 1), num_return_sequences=count + 1)
     found: list[tuple[str, list[str]]] = [("", [])] * len(texts)
     for source in dict.fromkeys(sources):
-        model = _model(context, source, target)
+        known = _model(context, source, target)
         places = [place for place, code in enumerate(sources) if code == source]
-        if model is None:  # from a language into itself
+        if known is None:  # from a language into itself
             for place in places:
                 found[place] = (texts[place], [])
             continue
         pieces = [_Pieces(texts[place], form) for place in places]
-        asked = [Text(part) for piece in pieces for part in piece.parts]
+        model, direction = known
+        spoken = direction if model.translator.languages.layout else ("", "")
+        asked = [Text(part, source=spoken[0], target=spoken[1]) for piece in pieces for part in piece.parts]
         results = await context.translate(request, model, asked, Settings(config)) if asked else []
         start = 0
         for place, piece in zip(places, pieces, strict=True):
@@ -138,10 +141,10 @@ async def _translate(
     return found
 
 
-def _model(context: Context, source: str, target: str) -> Translating | None:
-    model = context.models.find(source, target)
-    if model is not None:
-        return model
+def _model(context: Context, source: str, target: str) -> tuple[Translating, Direction] | None:
+    found = context.models.find(source, target)
+    if found is not None:
+        return found
     known = {str(language["code"]) for language in context.models.languages()}
     for code in (source, target):
         if code not in known and code.partition("-")[0] not in known:

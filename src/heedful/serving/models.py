@@ -13,6 +13,7 @@ import torch
 import heedful
 from heedful.checkpoint import read_config
 from heedful.config import parse
+from heedful.data.languages import Direction
 from heedful.decoding.runner import Request
 from heedful.generator import Continuation, Generator, Prompt
 from heedful.generator import Reading as PromptReading
@@ -60,6 +61,23 @@ class Translating:
     def named(self) -> bool:
         """Whether both languages are known."""
         return self.source != UNNAMED[0] and self.target != UNNAMED[1]
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """The directions it was trained for."""
+        known = self.translator.languages
+        return known.every if known.layout else (Direction(self.source, self.target),)
+
+    @property
+    def untrained(self) -> list[Direction]:
+        return self.translator.languages.untrained if self.translator.languages.layout else []
+
+    def find(self, source: str, target: str, *, untrained: bool) -> Direction | None:
+        """The direction with these codes, as the model names them."""
+        for one in self.untrained if untrained else self.directions:
+            if _matches(source, one.source) and _matches(target, one.target):
+                return one
+        return None
 
     def close(self) -> None:
         self.engine.close()
@@ -148,25 +166,28 @@ class Models:
         return [model for model in self.all.values() if isinstance(model, Predicting)]
 
     def sources(self) -> list[str]:
-        return sorted({model.source for model in self.translating})
+        return sorted({one.source for model in self.translating for one in model.directions})
 
-    def find(self, source: str, target: str) -> Translating | None:
-        """By language codes; `pt-BR` also finds `pt`."""
-        for model in self.translating:
-            if _matches(source, model.source) and _matches(target, model.target):
-                return model
+    def find(self, source: str, target: str) -> tuple[Translating, Direction] | None:
+        """A model for these languages, one that was trained for the direction if there is any; `pt-BR` also finds
+        `pt`."""
+        for untrained in (False, True):
+            for model in self.translating:
+                if (direction := model.find(source, target, untrained=untrained)) is not None:
+                    return model, direction
         return None
 
     def languages(self) -> list[dict[str, object]]:
-        codes = sorted({code for model in self.translating for code in (model.source, model.target)})
-        return [
-            {
-                "code": code,
-                "name": NAMES.get(code, code),
-                "targets": sorted({model.target for model in self.translating if model.source == code}),
-            }
-            for code in codes
-        ]
+        """The languages with the targets of each; `zero_shot` are targets that no model was trained for."""
+        trained = {one for model in self.translating for one in model.directions}
+        more = {one for model in self.translating for one in model.untrained} - trained
+        found: list[dict[str, object]] = []
+        for code in sorted({code for one in trained for code in one}):
+            targets, others = (sorted(one.target for one in some if one.source == code) for some in (trained, more))
+            found.append({"code": code, "name": NAMES.get(code, code), "targets": targets})
+            if others:
+                found[-1]["zero_shot"] = others
+        return found
 
     def reload(self, name: str) -> None:
         """Reload the folder. Requests that the old model has accepted are finished by it."""
@@ -194,6 +215,9 @@ class Models:
             predictor = Predictor(found, task)
             engine = self._engine(predictor, name, written=lambda answer: 0)
             return Predicting(name, folder, predictor, engine, predictor.example(folder))
+        if found.languages.layout:
+            engine = self._engine(found, name, written=lambda one: len(one.tokens) + 1)
+            return Translating(name, folder, *found.languages.every[0], found, engine, _example(folder))
         given = config.get("data", {})
         recipe = (given.get("source_language") or "", given.get("target_language") or "")
         self._unnamed = self._unnamed or not all(recipe)
@@ -226,7 +250,8 @@ def _written_by_all(found: list[Continuation]) -> int:
 def _example(folder: Path) -> str | None:
     """The first source sentence of the held-out test.tsv that is neither empty nor too long, if any."""
     try:
-        with (folder / "test.tsv").open(encoding="utf-8", errors="replace") as lines:
+        several = sorted(folder.glob("test.*.tsv"))
+        with (several[0] if several else folder / "test.tsv").open(encoding="utf-8", errors="replace") as lines:
             sources = (line.partition("\t")[0].strip() for line in islice(lines, 100))
             return next((source for source in sources if 0 < len(source) <= LONGEST_EXAMPLE), None)
     except OSError:

@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from heedful.data.languages import Languages
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.runner import Request as Text
 from heedful.inspection.details import MOST_TOKENS, described, inspected, look_ahead, parts_of
@@ -28,6 +29,7 @@ from heedful.serving.predicting import lines_of
 
 Phrase = Annotated[str, Field(max_length=200)]
 Sentence = Annotated[str, Field(max_length=2000)]
+Code = Annotated[str, Field(max_length=35)]
 Phrases = Annotated[list[Phrase], Field(max_length=20)]
 NO_MODEL: dict[int | str, dict[str, Any]] = {**REFUSALS, 404: {"description": "There is no such model."}}
 MOST_INSPECTED = 2_000  # characters
@@ -41,7 +43,8 @@ class Body(BaseModel):
 
 class Asked(Body):
     """What to translate, and how. `model`: its name; by default the first. For a model that reads context, the texts
-    are consecutive sentences of a document; `context`: those before them, each with its translation."""
+    are consecutive sentences of a document; `context`: those before them, each with its translation. `source` and
+    `target`: the languages, for a model that knows several."""
 
     text: str | list[str]
     model: str = ""
@@ -53,6 +56,8 @@ class Asked(Body):
     constraints: Phrases = []
     avoid: Phrases = []
     context: Annotated[list[tuple[Sentence, Sentence]], Field(max_length=16)] = []
+    source: Code = ""
+    target: Code = ""
     alignment: bool = True
 
     def config(self) -> GenerationConfig:
@@ -63,8 +68,8 @@ class Asked(Body):
             max_new_tokens=self.max_new_tokens,
         )
 
-    def requests(self, texts: list[str]) -> list[Text]:
-        found = [_request(text, self.target_prefix, self.constraints, self.avoid) for text in texts]
+    def requests(self, texts: list[str], known: Languages) -> list[Text]:
+        found = [_request(text, self, known) for text in texts]
         before = tuple((clean(source), clean(target)) for source, target in self.context)
         return [replace(one, context=before) if place == 0 else one for place, one in enumerate(found)]
 
@@ -72,7 +77,7 @@ class Asked(Body):
 class Inspected(Body):
     """What to inspect. `target_prefix` forces the beginning of the translation; the model continues from there.
     `constraints` and `avoid`: phrases that it must and must not contain. `label`: which one of a classifier's to
-    explain; by default the most likely."""
+    explain; by default the most likely. `source` and `target`: the languages, for a model that knows several."""
 
     text: str = Field(max_length=MOST_INSPECTED)
     model: str = ""
@@ -80,6 +85,8 @@ class Inspected(Body):
     target_prefix: str = Field("", max_length=MOST_INSPECTED)
     constraints: Phrases = []
     avoid: Phrases = []
+    source: Code = ""
+    target: Code = ""
     label: str = Field("", max_length=MOST_INSPECTED)
 
 
@@ -135,14 +142,20 @@ def routes(context: Context) -> APIRouter:
         context.check_size(texts)
         model = _translating(context, asked.model)
         settings = Settings(asked.config(), alignment=asked.alignment and model.translator.aligner is not None)
-        requests = asked.requests(texts)
+        known = model.translator.languages
+        requests = asked.requests(texts, known)
         if asked.context and not model.translator.context:
             raise RefusedError(400, f"model {model.name} reads single sentences; leave out context")
         found = await context.translate(request, model, requests, settings) if texts else []
         both = zip(requests, found, strict=True)
         return {
             "model": model.name,
-            "translations": [described(model.translator, one.text, other) for one, other in both],
+            "translations": [
+                described(
+                    model.translator, one.text, replace(other, warnings=[*_zero_shot(known, asked), *other.warnings])
+                )
+                for one, other in both
+            ],
         }
 
     @router.post("/predict", responses=NO_MODEL)
@@ -168,17 +181,18 @@ def routes(context: Context) -> APIRouter:
             return await _judged(context, reader, asked, turns)
         if asked.label:
             raise RefusedError(400, "label is for classifiers; leave it out")
-        wanted = _request(asked.text, asked.target_prefix, asked.constraints, asked.avoid)
-        context.check_size([wanted.text])
         model = _translating(context, asked.model)
+        wanted = _request(asked.text, asked, model.translator.languages)
+        context.check_size([wanted.text])
         first, *others = parts_of(model.translator, wanted)
         size = len(model.translator.source.encode([first])[0])
         if size > MOST_TOKENS:
             raise RefusedError(400, f"too long to inspect: {size} tokens exceed the limit of {MOST_TOKENS}")
         settings = Settings(GenerationConfig(num_beams=asked.num_beams), history=True)
-        (found,) = await context.translate(request, model, [replace(wanted, text=first)], settings)
+        alone = replace(wanted, text=first)
+        (found,) = await context.translate(request, model, [alone], settings)
         warnings = ["the text was translated in parts; only the first is inspected"] if others else []
-        see = partial(inspected, model.translator, first, found, parts=1 + len(others), most_weights=MOST_WEIGHTS)
+        see = partial(inspected, model.translator, alone, found, parts=1 + len(others), most_weights=MOST_WEIGHTS)
         return await _seen(context, lambda until: {**see(), "warnings": warnings}, turns)
 
     @router.post("/next", responses=NO_MODEL, response_model=dict[str, Any])
@@ -214,6 +228,8 @@ async def _judged(context: Context, model: Predicting, asked: Inspected, turns: 
     """What is inside a classifier or regressor while it reads a text."""
     if asked.target_prefix or asked.constraints or asked.avoid:
         raise RefusedError(400, "target_prefix, constraints and avoid are for translators; leave them out")
+    if asked.source or asked.target:
+        raise RefusedError(400, "source and target are for translators; leave them out")
     text, use = clean(asked.text), model.predictor.use
     assert isinstance(use, Judge)
     context.check_size([text])
@@ -243,9 +259,17 @@ def _judging(context: Context, name: str) -> Predicting | None:
     return None
 
 
-def _request(text: str, prefix: str, required: list[str], banned: list[str]) -> Text:
+def _zero_shot(known: Languages, asked: Asked) -> list[str]:
+    direction = known.direction(asked.source, asked.target)
+    return [] if known.trained(direction) or not direction.source else [f"{direction} was not trained"]
+
+
+def _request(text: str, asked: Asked | Inspected, known: Languages) -> Text:
+    required, banned = ([clean(one) for one in some] for some in (asked.constraints, asked.avoid))
     try:
-        return Text(clean(text), clean(prefix), [clean(one) for one in required], [clean(one) for one in banned])
+        known.framing(asked.source, asked.target)
+        prefix = clean(asked.target_prefix)
+        return Text(clean(text), prefix, required, banned, source=asked.source, target=asked.target)
     except ValueError as error:
         raise RefusedError(400, str(error)) from None
 
@@ -270,6 +294,8 @@ def _described(model: Served) -> dict[str, Any]:
         "kind": "translator",
         "source": model.source,
         "target": model.target,
+        "directions": model.directions if model.translator.languages.layout else [],
+        "untrained": model.untrained,
         "layers": len(crosses),
         "heads": crosses[0].heads if crosses else 0,
         "waiting": model.engine.waiting,

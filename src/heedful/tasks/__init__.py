@@ -14,6 +14,7 @@ from torch import Tensor
 from heedful.config import PartConfig
 from heedful.data.batches import Cost, same_for_all
 from heedful.data.columns import Columns
+from heedful.data.languages import Layout
 from heedful.data.prepare import Prepared
 from heedful.model.architecture import Model
 from heedful.objectives import Loss
@@ -35,7 +36,7 @@ class Scores:
 class Settings:
     """What a task gets from the recipe besides its own keys. `language`: the code of the target language; `cost`: of a
     token in a text of so many, for batches of about equal cost; `max_length`: the tokens of a window that a model reads
-    at once; `context`: the sentences before that it sees."""
+    at once; `context`: the sentences before that it sees; `layout`: where language tokens go."""
 
     label_smoothing: float = 0.0
     bpe_dropout: float = 0.0
@@ -43,6 +44,7 @@ class Settings:
     cost: Cost = same_for_all
     max_length: int = 256
     context: int = 0
+    layout: Layout = ""
 
 
 class Batch(Protocol):
@@ -130,6 +132,7 @@ class TaskConfig(PartConfig):
     in_context   whether it can show a model the sentences before in a document: data.context
     labelled     whether rows are examples that people labelled, of which none may be lost: a row that cannot be used is
                  an error, and texts longer than data.max_length are kept whole, since the task reads them in windows
+    mixes        whether it can be trained on several corpora: see `Prepared.parts`
     sizes        the recipes that `--budget` chooses a model from; none = the recipe's own model
     note         what the model card says about the scores
     """
@@ -142,6 +145,7 @@ class TaskConfig(PartConfig):
     gathers: ClassVar[bool] = False
     in_context: ClassVar[bool] = False
     labelled: ClassVar[bool] = False
+    mixes: ClassVar[bool] = False
     sizes: ClassVar[tuple[str, ...]] = ()
     note: ClassVar[str] = ""
 

@@ -1,4 +1,4 @@
-"""The user's files for a recipe's task: which columns they have, and where."""
+"""The user's files for a recipe's task: which columns they have, and where; or the corpora that the recipe lists."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ from heedful.data.columns import has_answers
 from heedful.data.corpus import jsonl_start, table_start
 from heedful.data.inputs import Inputs
 from heedful.data.layout import guess, layout
+from heedful.data.mixture import Mixture, open_mixture
 from heedful.text.tokenizer import Tokenizer
 from heedful.training.recipe import Recipe
 from heedful.training.start import tokenizers_of
@@ -22,9 +23,24 @@ def arranged(
     test: Sequence[Path] = (),
     fields: Sequence[str] = (),
     say: Callable[[str], None] = lambda message: None,
-) -> tuple[Recipe, Inputs]:
+) -> tuple[Recipe, Inputs | Mixture]:
     """The inputs, and the recipe with what the files decide: whether rows have one text or two, the order of columns.
     The recipe then is complete: test files are read in the same way."""
+    if recipe.data.corpora:
+        if train or valid or test or fields:
+            raise ValueError(
+                "the recipe lists its corpora under data; leave out the files, --valid, --test and --fields"
+            )
+        return _with_names(recipe), _mixture(recipe, say)
+    if not train and not recipe.data.language_tokens:
+        raise ValueError("no file to train on; give a TSV, JSONL or text file, or two parallel files")
+    if recipe.data.language_tokens:
+        raise ValueError(
+            "data.language_tokens is for corpora with languages; list your files under data.corpora: "
+            "[{file: en-de.tsv, source: en, target: de, both: true}, ...]"
+        )
+    if recipe.data.temperature != 1:
+        raise ValueError("data.temperature is for several corpora; list them under data.corpora")
     given = tuple(fields) or recipe.data.fields
     task = recipe.task
     looks = task.labelled and not has_answers(task.columns) and bool(train) and train[0].is_file()
@@ -65,3 +81,23 @@ def _given_tokenizers(recipe: Recipe) -> list[Tokenizer]:
     if recipe.start_from:
         return tokenizers_of(Path(recipe.start_from), texts)
     return [Tokenizer.load(Path(recipe.tokenizer.file))] if recipe.tokenizer.file and texts else []
+
+
+def _mixture(recipe: Recipe, say: Callable[[str], None]) -> Mixture:
+    if not recipe.task.mixes:
+        raise ValueError(f"task {recipe.task.kind} trains on one corpus; give its files on the command line")
+    mixture = open_mixture(recipe.data.corpora)
+    for note in mixture.notes:
+        say(f"warning: {note}")
+    return mixture
+
+
+def _with_names(recipe: Recipe) -> Recipe:
+    """The recipe with the names of the files alone: what a model is made of is their content, wherever they are."""
+    corpora = [
+        one.model_copy(update={kind: tuple(Path(file).name for file in getattr(one, kind)) for kind in
+                               ("file", "valid", "test")})
+        for one in recipe.data.corpora
+    ]  # fmt: skip
+    data = recipe.data.model_copy(update={"corpora": tuple(corpora), "language_tokens": recipe.data.layout})
+    return recipe.model_copy(update={"data": data})

@@ -174,7 +174,7 @@ class Trainer:
         best = self.progress.best
         if not math.isfinite(value):
             return False
-        higher = self.recipe.task.metrics[self.config.metric] == "higher"
+        higher = self.recipe.wants_higher
         return best is None or (value > best if higher else value < best)
 
     def probe(self) -> None:

@@ -102,8 +102,9 @@ class Recipe(Config):
         if self.data.context and not self.task.in_context:
             raise ValueError(f"data.context is for translation; task {self.task.kind} has no sentences before: set "
                              "data.context=0")  # fmt: skip
-        if self.training.metric not in self.task.metrics:
-            known = did_you_mean(self.training.metric, self.task.metrics)
+        corpora = [f"{metric}[{name}]" for name, metric in self.data.scored]
+        if self.training.metric not in (*self.task.metrics, *corpora):
+            known = did_you_mean(self.training.metric, [*self.task.metrics, *corpora])
             raise ValueError(f"task {self.task.kind} has no metric {self.training.metric!r}{known}")
         for fact in sorted(self.task.facts - self.model.supports):
             remedy = REMEDIES.get(fact, "choose another mix, such as softmax")
@@ -115,7 +116,7 @@ class Recipe(Config):
         if self.training.accumulate > 1 and not self.task.adds_up:
             raise ValueError(f"task {self.task.kind} compares the rows of a batch with each other, so a batch cannot "
                              "be split into micro-batches; set training.accumulate=1")  # fmt: skip
-        needed = self.task.positions(self.data.max_length)
+        needed = self.task.positions(self.data.longest)
         for side, limit in self.model.limits().items():
             if needed.get(side, 0) > limit:
                 raise ValueError(
@@ -127,6 +128,11 @@ class Recipe(Config):
                 "two vocabularies cannot share one embedding table; set model.tie=output with tokenizer.joint=false"
             )
         return self
+
+    @property
+    def wants_higher(self) -> bool:
+        """Whether a higher value of the metric that selects the model is better, as it is of each corpus's own."""
+        return self.task.metrics.get(self.training.metric, "higher") == "higher"
 
     def fitted(self, prepared: Prepared) -> "Recipe":
         """The recipe with the model fitted to these data."""
@@ -178,6 +184,7 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
         ]
         data = {**data, "parts": [parts.use(name) for name in found]}
     if isinstance(data, dict):
+        data = with_corpora(data, path.parent)
         tuning = data.pop("fine_tuning", None) or {}
         if any(change.startswith("start_from=") for change in changes):
             data = merge({key: value for key, value in data.items() if key != "model"}, tuning)
@@ -195,6 +202,24 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
         elif isinstance(data, dict):
             data = merge(data, _nested(key.split("."), value))
     return parse_recipe(data)
+
+
+def with_corpora(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The keys of a recipe, with the list that may stand under `data` at its place, and paths relative to `folder`."""
+    section = data.get("data")
+    section = {"corpora": section} if isinstance(section, list) else section
+    if not isinstance(section, dict) or not isinstance(section.get("corpora"), list):
+        return data
+    corpora = []
+    for one in section["corpora"]:
+        if not isinstance(one, dict):
+            raise ValueError(f"each corpus under data is a set of keys, such as {{file: pairs.tsv}}, not {one!r}")
+        found = dict(one)
+        for key in {"file", "valid", "test"} & one.keys():
+            files = one[key] if isinstance(one[key], list) else [one[key]]
+            found[key] = [str(folder / str(file)) for file in files]
+        corpora.append(found)
+    return {**data, "data": {**section, "corpora": corpora}}
 
 
 def _section_of(key: str) -> str:

@@ -3,7 +3,7 @@
 import json
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -19,6 +19,7 @@ from heedful.checkpoint import average, newest, regular, set_aside
 from heedful.data.check import Report
 from heedful.data.columns import has_answers
 from heedful.data.inputs import Inputs, look_over
+from heedful.data.mixture import Mixture, prepare_mixture
 from heedful.data.prepare import Prepared, load_tokenizers, prepare, save_tokenizers
 from heedful.data.squad import as_jsonl
 from heedful.files import locked, write_text
@@ -32,7 +33,7 @@ from heedful.training.loop import Trainer
 from heedful.training.parallel import World, join
 from heedful.training.plan import Budget, fit_memory, parse_budget, plan, readable_words, relative_cost, with_characters
 from heedful.training.recipe import Recipe, differences, parse_recipe
-from heedful.training.start import digest_of, take_weights, tokenizers_of
+from heedful.training.start import digest_of, layout_of, take_weights, tokenizers_of
 from heedful.training.step import load_trained
 
 # Keys that may change when a training is resumed: they affect what is shown, not the result.
@@ -51,7 +52,7 @@ class Result:
 
 def train(
     recipe: Recipe,
-    inputs: Inputs,
+    inputs: Inputs | Mixture,
     out: Path,
     *,
     cache: Path,
@@ -73,7 +74,7 @@ def train(
 
 def _run(
     recipe: Recipe,
-    inputs: Inputs,
+    inputs: Inputs | Mixture,
     out: Path,
     cache: Path,
     budget: Budget,
@@ -81,10 +82,16 @@ def _run(
     world: World,
 ) -> Result:
     known = _earlier(out)
-    inputs = replace(inputs, documents=recipe.data.context > 0)
+    if isinstance(inputs, Inputs):
+        inputs = replace(inputs, documents=recipe.data.context > 0)
     asked = {"recipe": recipe.model_dump(mode="json"), "budget": str(budget), "data": inputs.digests(cache)}
     if recipe.start_from:
         asked["start"] = digest_of(Path(recipe.start_from))
+        if (layout := layout_of(Path(recipe.start_from))) and layout != recipe.data.layout:
+            raise ValueError(
+                f"start_from: this model knows languages by their tokens (data.language_tokens={layout}); list your "
+                f"files under data.corpora with source and target, and set data.language_tokens={layout}"
+            )
     if world.size > 1 and not (recipe.task.adds_up or recipe.task.gathers):
         raise ValueError(
             f"task {recipe.task.kind} compares the rows of a batch with each other, so processes cannot share one; "
@@ -95,7 +102,8 @@ def _run(
     out.mkdir(parents=True, exist_ok=True)
     journal = Journal(out, steps=0, speaks=world.leads)
     report = None
-    if budget and known is None and world.leads and budget.sizes(recipe) and not recipe.start_from:
+    planned = budget and known is None and world.leads and budget.sizes(recipe) and not recipe.start_from
+    if planned and isinstance(inputs, Inputs):
         journal.say("checking the corpus")
         report = look_over(inputs)
         recipe = with_characters(recipe, report, journal.say)
@@ -111,6 +119,7 @@ def _run(
         cost=relative_cost(recipe.fitted(prepared).model),
         max_length=recipe.data.max_length,
         context=recipe.data.context,
+        layout=recipe.data.layout,
     )
     task = recipe.task.build(prepared, settings)
     for note in getattr(task, "notes", ()):
@@ -263,7 +272,7 @@ def _is_free(line: str, known: dict[str, Any]) -> bool:
 
 def _prepare(
     recipe: Recipe,
-    inputs: Inputs,
+    inputs: Inputs | Mixture,
     out: Path,
     cache: Path,
     world: World,
@@ -284,21 +293,18 @@ def _prepare(
             raise ValueError("the weights of start_from require its own tokenizer; remove tokenizer.file")
     elif budget and budget.sizes(recipe):
         words = readable_words(budget, budget.sizes(recipe)[0], world)
-    prepared = prepare(
-        inputs,
-        recipe.data,
-        recipe.tokenizer,
-        cache=cache,
-        given=given,
-        words=words,
-        specials=(*recipe.task.specials, *([BREAK] if recipe.data.context else [])),
-        report=report,
-        notify=journal.say,
-    )
+    specials = (*recipe.task.specials, *([BREAK] if recipe.data.context else []))
+    options: dict[str, Any] = {
+        "cache": cache, "given": given, "words": words, "specials": specials, "notify": journal.say
+    }  # fmt: skip
+    if isinstance(inputs, Mixture):
+        prepared = prepare_mixture(inputs, recipe.data, recipe.tokenizer, **options)
+    else:
+        prepared = prepare(inputs, recipe.data, recipe.tokenizer, report=report, **options)
     if world.leads:
         if budget is not None:
             save_tokenizers(out, prepared.tokenizers)
-            _save_test(prepared, out, documents=inputs.documents)
+            _save_test(prepared, out, documents=recipe.data.context > 0)
             if prepared.labels:
                 write_text(out / "labels.json", json.dumps(prepared.labels, indent=2, ensure_ascii=False))
         world.wait()
@@ -307,16 +313,27 @@ def _prepare(
 
 def _save_test(prepared: Prepared, out: Path, documents: bool) -> None:
     """Save the held-out test rows for `heedful evaluate MODEL`; labelled ones with a header row, questions as JSONL,
-    since spaces count where an answer is a place in a text; documents are separated by blank lines."""
+    since spaces count where an answer is a place in a text; documents are separated by blank lines. Each part of a
+    mixture has a file of its own."""
+    for part in prepared.parts:
+        _save_rows(part.texts("test"), out / f"test.{part.name}.tsv")
+    if prepared.parts:
+        return
     if prepared.has("test") and has_answers(prepared.columns):
         write_text(out / "test.jsonl", "".join(map(as_jsonl, prepared.texts("test"))))
     elif prepared.has("test"):
-        rows = [] if all(column.is_text for column in prepared.columns) else [[c.name for c in prepared.columns]]
-        rows += [[" ".join(cell.split()) for cell in row] for row in prepared.texts("test")]
+        names = [] if all(column.is_text for column in prepared.columns) else [tuple(c.name for c in prepared.columns)]
+        rows = [*names, *prepared.texts("test")]
         if documents:
             begins = prepared.places("test") == 0
-            rows = [row for place, row in enumerate(rows) for row in ([[], row] if place and begins[place] else [row])]
-        write_text(out / "test.tsv", "".join("\t".join(row) + "\n" for row in rows))
+            rows = [row for place, row in enumerate(rows) for row in ([(), row] if place and begins[place] else [row])]
+        _save_rows(rows, out / "test.tsv")
+
+
+def _save_rows(rows: Sequence[Sequence[str]], file: Path) -> None:
+    lines = ("\t".join(" ".join(cell.split()) for cell in row) + "\n" for row in rows)
+    if rows:
+        write_text(file, "".join(lines))
 
 
 def _resolve(

@@ -44,6 +44,11 @@ def tokenizers_of(place: Path, columns: int) -> list[Tokenizer]:
     return published.load_tokenizers(place, columns=columns)
 
 
+def layout_of(place: Path) -> str:
+    """Where a model expects the tokens of languages; empty if it has none."""
+    return str(read_config(place).get("data", {}).get("language_tokens") or "") if is_ours(place) else ""
+
+
 def digest_of(place: Path) -> str:
     """A digest of the weights of a folder or file."""
     files = sorted(place.glob("*.safetensors")) if is_ours(place) else published.weight_files(place)

@@ -18,7 +18,8 @@ const svg = (tag, attributes, text = "") => {
 
 const WORDS = {
   en: {
-    model: "Model", key: "API key", theme: "Light / dark", source: "Text to translate", translation: "Translation",
+    model: "Model", key: "API key", theme: "Light / dark", source: "Text to translate", translation: "Translation", from: "From", to: "To",
+    untrained: "not trained",
     shading: "The stronger the shading of a word, the more confident the model. Point at a word to see where it comes from.",
     alternatives: "Alternatives", prompt: "Prompt", temperature: "Temperature", length: "Tokens", goOn: "Continue",
     stop: "Stop", nextTokens: "Likely next tokens", kind: "Attention", layer: "Layer", head: "Head", map: "Heat map",
@@ -42,7 +43,7 @@ const WORDS = {
     part: "The text was translated in {count} parts. This is part {number}: “{text}”",
   },
   zh: {
-    model: "模型", key: "API 密钥", theme: "浅色 / 深色", source: "要翻译的文本", translation: "译文",
+    model: "模型", key: "API 密钥", theme: "浅色 / 深色", source: "要翻译的文本", translation: "译文", from: "从", to: "到", untrained: "未训练",
     shading: "词的底色越浓，模型越有把握。指向一个词，可以看到它来自哪里。",
     alternatives: "其他译法", prompt: "提示", temperature: "温度", length: "词元数", goOn: "继续写", stop: "停止",
     nextTokens: "接下来可能是", kind: "注意力", layer: "层", head: "头", map: "热力图", lines: "连线", allHeads: "所有的头，可选择",
@@ -121,6 +122,7 @@ function link() {
     for (const name of ["temperature", "length"]) asked.set(name, $(name).value);
   } else if (!isReader()) {
     asked.set("beams", beams());
+    for (const [name, code] of Object.entries(spoken())) asked.set(name, code);
     for (const name of ["required", "avoid"]) phrases(name).forEach((phrase) => asked.append(name, phrase));
   }
   return `${location.href.split("#")[0]}#${asked}`;
@@ -138,12 +140,28 @@ function readLink() {
   if (isReader()) setReaderLine(asked.get("text") || "");
   else $(isWriter() ? "prompt" : "source").value = asked.get("text") || "";
   for (const name of ["beams", "temperature", "length"]) if (asked.has(name)) $(name).value = asked.get(name);
+  offerLanguages(asked.get("source"), asked.get("target"));
   for (const name of ["required", "avoid"]) $(name).value = asked.getAll(name).join("\n");
   $("glossary").open = asked.has("required") || asked.has("avoid");
   return true;
 }
 
 // --- translating
+
+// The languages of a model that knows several; the target's choices follow the source.
+const spoken = () => ($("directions").hidden ? {} : { source: $("from").value, target: $("to").value });
+
+function offerLanguages(source = $("from").value, target = $("to").value) {
+  const { directions = [], untrained = [] } = model() || {}, all = [...directions, ...untrained];
+  $("directions").hidden = !directions.length;
+  if (!directions.length) return;
+  const sources = [...new Set(all.map(([from]) => from))];
+  const from = sources.includes(source) ? source : sources[0];
+  const targets = all.filter(([one]) => one === from).map(([, to]) => to);
+  const rare = new Set(untrained.filter(([one]) => one === from).map(([, to]) => to));
+  fill($("from"), sources.map((code) => [code, code]), from);
+  fill($("to"), targets.map((code) => [code, rare.has(code) ? `${code} (${say("untrained")})` : code]), targets.includes(target) ? target : targets[0]);
+}
 
 let timer = 0;
 function later() {
@@ -167,7 +185,7 @@ async function translate() {
   try {
     const asked = {
       text, model: $("model").value, num_beams: beams(), target_prefix: state.prefix, constraints: phrases("required"),
-      avoid: phrases("avoid"),
+      avoid: phrases("avoid"), ...spoken(),
     };
     const answer = await ask("api/translate", { ...asked, num_return_sequences: Math.min(4, beams()) });
     if (turn !== state.turn) return;
@@ -564,6 +582,7 @@ function showAll() {
   $("translate").hidden = isWriter() || isReader();
   $("write").hidden = !isWriter();
   $("read").hidden = !isReader();
+  offerLanguages();
   showTranslation();
   showReader();
   showInside();
@@ -627,9 +646,10 @@ async function start() {
     choose();
   }
 }
-const languages = ({ name, source, target, task }) => (source && source !== "src" ? `${name} (${source} → ${target})` : task ? `${name} (${task.replace(/_/g, " ")})` : name);
+const languages = ({ name, source, target, task, directions = [] }) => (directions.length ? `${name} (${[...new Set(directions.flat())].join(", ")})` : source && source !== "src" ? `${name} (${source} → ${target})` : task ? `${name} (${task.replace(/_/g, " ")})` : name);
 
 for (const id of ["source", "beams", "required", "avoid"]) $(id).addEventListener("input", later);
+for (const id of ["from", "to"]) $(id).addEventListener("change", () => { offerLanguages(); later(); });
 for (const id of ["first-text", "second-text"]) $(id).addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(readTexts, 250); });
 $("view").addEventListener("change", showDecisive);
 $("copy").addEventListener("click", () => copy(state.translation.text, "copied", "notCopied"));
