@@ -22,7 +22,7 @@ from heedful.checkpoint import load_model, read_config
 from heedful.config import parse
 from heedful.data.batches import cut
 from heedful.data.inputs import DataConfig
-from heedful.data.languages import Languages
+from heedful.data.languages import Direction, Languages
 from heedful.data.padding import pad
 from heedful.data.prepare import load_tokenizers
 from heedful.decoding.beam import History, Hypothesis
@@ -424,6 +424,7 @@ def load(
     aligner = Aligner.load(folders[0]) if (folders[0] / "alignment.json").exists() else None
     words = Shortlist.load(folders[0]) if shortlist else None
     tokenizers = load_tokenizers(folders[0], columns=2)
+    named = Direction(recipe.source_language, recipe.target_language)
     return Translator(
         models,
         tokenizers,
@@ -434,7 +435,7 @@ def load(
         # A prefix is for the whole text: no sentence can do without it.
         split=reads_sentences(folders[0]) and not any(corpus.prefix for corpus in recipe.corpora),
         language=recipe.source_language,
-        languages=Languages(tokenizers, recipe.layout, recipe.directions),
+        languages=Languages(tokenizers, recipe.layout, recipe.directions if recipe.layout else [named]),
     )
 
 
