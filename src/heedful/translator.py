@@ -22,7 +22,7 @@ from heedful.checkpoint import load_model, open_tokenizers, read_config
 from heedful.config import parse
 from heedful.data.batches import cut
 from heedful.data.inputs import DataConfig
-from heedful.data.languages import Languages
+from heedful.data.languages import Direction, Languages
 from heedful.data.padding import pad
 from heedful.decoding.beam import History, Hypothesis
 from heedful.decoding.before import Before
@@ -488,6 +488,7 @@ def load(
     words = Shortlist.load(folders[0]) if shortlist else None
     if words is not None:
         words.refuse_misfit(folders[0], source_vocab=tokenizers[0][0].vocab, vocab=tokenizers[0][-1].vocab)
+    named = Direction(recipe.source_language, recipe.target_language)
     return Translator(
         models,
         tokenizers[0],
@@ -499,7 +500,7 @@ def load(
         split=reads_sentences(folders[0]) and not any(corpus.prefix for corpus in recipe.corpora),
         language=recipe.source_language,
         context=recipe.context,
-        languages=Languages(tokenizers[0], recipe.layout, recipe.directions),
+        languages=Languages(tokenizers[0], recipe.layout, recipe.directions if recipe.layout else [named]),
     )
 
 

@@ -94,6 +94,11 @@ def test_a_model_of_one_direction_refuses_others(tokenizer):
     with pytest.raises(ValueError, match="this model translates in one direction only; leave out the languages"):
         plain.framing("en", "de")
 
+    named = Languages([tokenizer] * 2, directions=[Direction("en", "de")])
+    assert named.framing("en", "de") == named.framing(target="de") == plain.framing()
+    with pytest.raises(ValueError, match="this model translates from en to de only; leave out the languages"):
+        named.framing("en", "fr")
+
 
 def test_a_tokenizer_without_the_tokens_is_refused(tokenizer):
     with pytest.raises(ValueError, match="no token for the language 'es'; it has tokens for: de, en, fr, pt-BR"):
