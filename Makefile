@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-plain check fix bench clean
+.PHONY: demo test test-plain sanitize check fix bench clean
 
 demo: .venv/ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh $(if $(TO),runs/demo-$(TO) $(TO))
@@ -13,6 +13,10 @@ test: .venv/ready
 # The model and its training once more, without our kernels: what runs where there is no C compiler.
 test-plain: .venv/ready
 	HEEDFUL_KERNELS=off OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/model tests/training tests/test_objectives.py tests/test_compatibility.py
+
+# The kernels with gcc's sanitizers, their tests and a fuzzer; CASES=40: so many cases of the fuzzer, and no tests.
+sanitize: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.model.cpu.sanitized $(if $(CASES),--cases $(CASES))
 
 check: .venv/ready
 	$(BIN)/ruff check .

@@ -6,8 +6,8 @@
 
 Each client sends one sentence at a time and waits for the answer. `one at a time` is the same server, configured to
 translate one request after the other (one stream, batches of one sentence, all threads): the baseline without batching.
-`--soak` sends that many requests from 64 clients, with a thousand idle connections open, and prints the server's memory
-along the way.
+`--soak` sends that many requests from 64 clients, with a thousand idle connections open at first, and prints the
+server's memory along the way; serving_memory.py does so with requests of other kinds.
 """
 
 import argparse
@@ -149,7 +149,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: 
     """One request over an open connection; None if there is no valid answer."""
     body = json.dumps({"text": line, "alignment": False}).encode()
     kind = "Content-Type: application/json"
-    head = f"POST /api/translate HTTP/1.1\r\nHost: x\r\n{kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /api/translate HTTP/1.1\r\nHost: localhost\r\n{kind}\r\nContent-Length: {len(body)}\r\n\r\n"
     try:
         writer.write(head.encode() + body)
         await writer.drain()

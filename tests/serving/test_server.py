@@ -314,7 +314,7 @@ def test_the_command_warns_of_languages_that_are_not_named(unnamed):
 def test_no_web_site_may_ask_unless_told(server, folders):
     header = {"Origin": "https://elsewhere.org"}
     assert "access-control-allow-origin" not in httpx.get(f"{server}/health", headers=header).headers
-    with running([folders[1]], options=Options(cors=("https://elsewhere.org",))) as (url, _):
+    with running([folders[1]], options=Options(origins=("https://elsewhere.org",))) as (url, _):
         answer = httpx.get(f"{url}/health", headers=header)
         assert answer.headers["access-control-allow-origin"] == "https://elsewhere.org"
 

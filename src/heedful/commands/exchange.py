@@ -8,6 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from heedful.exchange.hugging_face import Opened
+    from heedful.model.architecture import Model
     from heedful.text.tokenizer import Tokenizer
 
 TASKS = {
@@ -129,7 +130,7 @@ def export_model(
     tokenizers = open_tokenizers(folder, model, columns=2 if kind == "translation" else 1)
     family = hugging_face.family_for(model)
     length = (recipe.get("data") or {}).get("max_length", 256)
-    hugging_face.save(model, out, family, details={**_details(tokenizers[-1], kind), **_labels(folder, kind)})
+    hugging_face.save(model, out, family, details={**_details(tokenizers[-1], model), **_labels(folder, kind)})
     types = bool(getattr(model.config, "token_types", 0))
     hugging_face.save_tokenizer(tokenizers[0], out, length=model.limit or length, types=types)
     if tokenizers[0] is not tokenizers[-1]:
@@ -141,10 +142,12 @@ def export_model(
     print(f"{out}: a {family} folder")
 
 
-def _details(tokenizer: "Tokenizer", kind: str) -> dict[str, Any]:
+def _details(tokenizer: "Tokenizer", model: "Model") -> dict[str, Any]:
     """The ids of special tokens, as config.json states them."""
+    from heedful.model.architecture import SequenceToSequence
+
     found = {f"{role}_token_id": tokenizer.special(role) for role in ("bos", "eos", "pad")}
-    if kind == "translation":
+    if isinstance(model, SequenceToSequence):
         found["decoder_start_token_id"] = tokenizer.start
     return {name: index for name, index in found.items() if index is not None}
 

@@ -17,6 +17,7 @@ from heedful.commands.answer import answer
 from heedful.commands.compare import compare
 from heedful.commands.corpus import corpus
 from heedful.commands.data import data
+from heedful.commands.distill import distill
 from heedful.commands.doctor import doctor
 from heedful.commands.embed import embed
 from heedful.commands.evaluate import evaluate, score
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(translate)
+app.command()(distill)
 app.command()(predict)
 app.command()(evaluate)
 app.command()(score)

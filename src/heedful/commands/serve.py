@@ -28,7 +28,16 @@ def serve(
     batch_limit: Annotated[int, typer.Option(min=1, help="Maximum texts per request.")] = 256,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds before a request is answered with 503.")] = 60.0,
     connections: Annotated[int, typer.Option(min=1, help="Maximum open connections; beyond that, 503.")] = 4096,
-    cors: Annotated[list[str] | None, typer.Option(help="Allowed web origin, such as https://me.org.")] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Further name of this server in the Host header; see docs/serving.md.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option("--allow-origin", "--cors", help="Web origin whose pages may use it: https://me.org, or *."),
+    ] = None,
+    proxy: Annotated[
+        list[str] | None, typer.Option(help="Address of a reverse proxy whose X-Forwarded headers are believed.")
+    ] = None,
     quantize: Annotated[str, typer.Option(help="int8: a quarter of the memory for weights; CPU only.")] = "",
     access_log: Annotated[bool, typer.Option(help="Log each request as a line of JSON, without its text.")] = True,
     parts: Parts = None,
@@ -53,33 +62,26 @@ def serve(
     try:
         import uvicorn
 
+        from heedful.serving.connections import check_proxy, configured
         from heedful.serving.server import create_app, log_to_stderr
     except ModuleNotFoundError as error:
         raise ValueError(f"serving needs {error.name}: pip install 'heedful[serve]'") from None
     from heedful.serving.context import Context, Options
-    from heedful.serving.limits import Keys, read_keys
+    from heedful.serving.limits import Keys, allowed_hosts, check_origin, read_keys
     from heedful.serving.metrics import Metrics
     from heedful.serving.models import EngineSettings, Models
 
     keys = Keys(read_keys(api_keys, os.environ.get("HEEDFUL_API_KEYS")))
+    hosts = allowed_hosts(host, allow_host or ())
+    origins, proxies = tuple(map(check_origin, allow_origin or ())), tuple(map(check_proxy, proxy or ()))
     metrics = Metrics()
     settings = EngineSettings(streams, batch_tokens, wait, queue, quantize)
     loaded = Models(models, settings, metrics.watch, (source, target))
-    options = Options(characters=char_limit, texts=batch_limit, timeout=timeout, cors=tuple(cors or ()))
+    options = Options(characters=char_limit, texts=batch_limit, timeout=timeout, hosts=hosts, origins=origins)
     if access_log:
         log_to_stderr()
     app = create_app(Context(loaded, keys, metrics, options))
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        limit_concurrency=connections,
-        timeout_keep_alive=15,
-        timeout_graceful_shutdown=int(timeout) + 1,
-        server_header=False,
-    )
+    config = configured(app, host=host, port=port, connections=connections, proxies=proxies, timeout=timeout)
     socket = _bound(config)
     socket.listen(config.backlog)  # from here on connections are accepted, although the first answers take a moment
     address, number = socket.getsockname()[:2]

@@ -2,14 +2,15 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.commands.lines import as_line, reading, refuse_overwriting
+from heedful.commands.lines import as_line, chunks, progress, reading, refuse_overwriting
 from heedful.commands.options import Parts, generation_options
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ def translate(
     (required phrases) and `avoid` (banned phrases). Other fields are passed through, and the output is JSONL too. A
     line that cannot be translated is reported, gives an empty line, and makes the exit code 1.
 
+    A model that was trained with data.context sees the lines before, of the same document: a blank line begins a new
+    one, as does another `document` in JSONL.
+
     Examples:
 
       echo "Hello." | heedful translate runs/my-model
@@ -90,13 +94,18 @@ def translate(
     reads_json = input_format == "jsonl" or (not input_format and source.endswith((".jsonl", ".jsonl.gz")))
     as_json = form == "jsonl" or reads_json
 
+    if mbr and translator.context:
+        raise ValueError("--mbr chooses for each line by itself, but this model reads the lines before; leave it out")
+    documents = _Documents(translator.context)
+
     def answer(entries: list[dict[str, Any]]) -> "list[Translation]":
         requests = [_request(entry, required or [], banned or []) for entry in entries]
         if mbr:
             drawn = config.model_copy(update={"num_return_sequences": mbr})
             return translator.by_consensus(requests, drawn, batch_tokens=batch_tokens, split=split)
-        return translator.translate(
-            requests,
+        divided = documents.divided(entries, requests)
+        found = translator.translate_documents(
+            divided,
             config,
             batch_tokens=batch_tokens,
             alignment=form in ("pharaoh", "words") or (as_json and alignment),
@@ -104,10 +113,13 @@ def translate(
             replace_unknowns=replace_unknowns,
             split=split,
         )
+        documents.remember(divided, found)
+        return [one for some in found for one in some]
 
-    with reading(source) as lines, _writing(output) as out, _progress(source, output == "-") as advance:
+    shown = not (output == "-" and sys.stdout.isatty()) and not (source == "-" and sys.stdin.isatty())
+    with reading(source) as lines, _writing(output) as out, progress(source, shown=shown) as advance:
         number = failed = 0
-        for chunk in _chunks(lines, 1 if source == "-" and sys.stdin.isatty() else READ_AHEAD):
+        for chunk in chunks(lines, 1 if source == "-" and sys.stdin.isatty() else READ_AHEAD):
             entries = [_object(line, reads_json) for line in chunk]
             for entry, found in zip(entries, answer(entries), strict=True):
                 number += 1
@@ -119,9 +131,48 @@ def translate(
                 out.write(_shown(number - 1, entry, found, "jsonl" if as_json else form))
             out.flush()
             advance(len(chunk))
+    if translator.context and number > 1 and not documents.follow:
+        print("heedful: every line is a document of its own, so none was translated in context", file=sys.stderr)
     if failed:
         print(f"heedful: {failed} of {number} lines could not be translated", file=sys.stderr)
         raise typer.Exit(1)
+
+
+class _Documents:
+    """Divides lines into documents, and carries the end of the latest one over to the lines that follow. `context`:
+    how many sentences before a model reads; if none, all lines are together. `follow`: how many lines follow another
+    in their document."""
+
+    def __init__(self, context: int) -> None:
+        self.context, self.follow = context, 0
+        self._before: list[tuple[str, str]] = []
+        self._latest: Any = None
+
+    def divided(self, entries: list[dict[str, Any]], requests: "list[Request]") -> "list[list[Request]]":
+        from heedful.data.documents import NAMES
+
+        if not self.context:
+            return [requests]
+        found: list[list[Request]] = [[]]
+        for entry, request in zip(entries, requests, strict=True):
+            name = next((entry[name] for name in NAMES if name in entry), None)
+            if name != self._latest or not request.text.strip():
+                found.append([])
+            self._latest = name
+            found[-1].append(request)
+        if found[0]:
+            found[0][0] = replace(found[0][0], context=tuple(self._before))
+        return found
+
+    def remember(self, asked: "list[list[Request]]", found: "list[list[Translation]]") -> None:
+        if not self.context:
+            return
+        texts = [
+            [(request.text, one.text) for request, one in zip(*both, strict=True) if request.text.strip()]
+            for both in zip(asked, found, strict=True)
+        ]
+        self.follow += sum(len(some) - 1 for some in texts if some) + bool(texts[0] and self._before)
+        self._before = [*(self._before if len(texts) == 1 else []), *texts[-1]][-self.context :]
 
 
 def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "Request":
@@ -137,31 +188,6 @@ def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "
             raise
         entry["error"] = str(error)
         return Request("")
-
-
-@contextmanager
-def _progress(source: str, shown_too: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar, if messages go to a terminal and the translations do not."""
-    if not sys.stderr.isatty() or (shown_too and sys.stdout.isatty()) or (source == "-" and sys.stdin.isatty()):
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("translating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=_line_count(source))
-        yield lambda count: bar.advance(task, count)
-
-
-def _line_count(source: str) -> int | None:
-    """The number of lines in a file; unknown for standard input."""
-    from heedful.data.lines import open_bytes
-
-    if source == "-":
-        return None
-    with open_bytes(Path(source)) as opened:
-        return sum(1 for _ in opened)
 
 
 def _object(line: str, as_json: bool) -> dict[str, Any]:
@@ -221,17 +247,6 @@ def _with_sources(text: str, found: "Translation") -> str:
     return " ".join(
         found.text[start:end] + ("" if link is None else f"({sources[link]})") for start, end, link in shown
     )
-
-
-def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    chunk = []
-    for line in lines:
-        chunk.append(line)
-        if len(chunk) >= size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from heedful.bounded import read_object
 from heedful.data.build import build, largest, split_for, usable
 from heedful.data.check import Report
@@ -21,7 +23,7 @@ from heedful.data.digest import file_digest
 from heedful.data.inputs import DataConfig, Inputs, look_over
 from heedful.data.store import Store
 from heedful.files import locked, write_text
-from heedful.text.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
+from heedful.text.tokenizer import BREAK, Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
 
 TOKENIZER_LINES = 500_000  # more lines hardly improve a tokenizer
 FORMAT = "5"
@@ -55,6 +57,11 @@ class Prepared:
     def has(self, split: str) -> bool:
         return bool(self.facts["rows"].get(split))
 
+    def places(self, split: str) -> np.ndarray:
+        """How many rows before each one belong to its document, where rows belong to documents."""
+        path = self.folder / f"{split}.places"
+        return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+
     def texts(self, split: str) -> list[tuple[str, ...]]:
         """The raw texts of a held-out split."""
         lines = (self.folder / f"{split}.jsonl").read_text(encoding="utf-8").split("\n")
@@ -81,6 +88,7 @@ def prepare(
     columns = [asdict(column) for column in inputs.columns]
     how = config.model_dump(exclude={"dropout", "file"})
     content = {**content, "fields": list(inputs.fields)} if inputs.fields else content
+    content = {**content, "documents": []} if inputs.documents else content
     tokenizers_key = _key(content, columns, how, data.held_out, words, list(specials))
     texts = sum(column.is_text for column in inputs.columns)
     if texts > 2 and not config.joint:
@@ -157,7 +165,10 @@ def _refuse_missing(specials: Sequence[str], tokenizers: Sequence[Tokenizer]) ->
     for tokenizer in tokenizers:
         missing = [special for special in specials if not tokenizer.has(special)]
         if missing:
-            raise ValueError(f"the task needs the special tokens {', '.join(missing)}, which this tokenizer lacks")
+            remedy = "; train a tokenizer with the model, or set data.context=0" if BREAK in missing else ""
+            raise ValueError(
+                f"the task needs the special tokens {', '.join(missing)}, which this tokenizer lacks{remedy}"
+            )
 
 
 def _load_tokenizers(folder: Path, columns: int) -> list[Tokenizer] | None:

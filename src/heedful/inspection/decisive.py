@@ -9,7 +9,9 @@ occlusion   p(text) - p(text with the word replaced by the mask token), p the pr
 The model knows nothing of it: a hook on its embedding keeps the vectors that the gradient is taken of.
 """
 
+import math
 import threading
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -29,6 +31,7 @@ from heedful.text.tokenizer import Tokenizer
 from heedful.text.words import word_spans
 
 MOST_OCCLUDED = 64  # words: each needs a pass of its own
+BATCH = 512  # tokens at a time, between two looks at the clock
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,16 @@ class Decisive:
 
 
 def decisive(
-    use: Classifier | Regressor, texts: Sequence[str], *, label: str = "", most: int = MOST_OCCLUDED
+    use: Classifier | Regressor,
+    texts: Sequence[str],
+    *,
+    label: str = "",
+    most: int = MOST_OCCLUDED,
+    until: float = math.inf,
 ) -> Decisive:
     """How each word of a text, or of a pair of texts, bears on the prediction. `label`: the one to explain; by default
-    the most likely. If there are more than `most` words, only those with the largest gradients are occluded."""
+    the most likely. If there are more than `most` words, only those with the largest gradients are occluded. `until`:
+    when to give up, on the clock of time.monotonic()."""
     opened = use.opened
     rows, words = split(texts, opened.tokenizer)
     logits = outputs(opened, [rows])
@@ -88,7 +97,7 @@ def decisive(
     slopes = [sum(by_token[place] for place in word.tokens) for word in words]
     order = sorted(range(len(words)), key=lambda place: -abs(slopes[place]))[:most]
     mask = _replacement(opened.tokenizer)
-    values = target.value(outputs(opened, [_occluded(rows, words[place].tokens, mask) for place in order]))
+    values = target.value(outputs(opened, [_occluded(rows, words[place].tokens, mask) for place in order], until))
     value = float(target.value(logits))
     drops = {place: value - float(found) for place, found in zip(order, values, strict=True)}
     return Decisive(
@@ -138,15 +147,17 @@ def split(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[list[int], 
 
 
 @torch.inference_mode()
-def outputs(opened: Opened, rows: Sequence[Sequence[Row]]) -> Tensor:
+def outputs(opened: Opened, rows: Sequence[Sequence[Row]], until: float = math.inf) -> Tensor:
     """What the head says about each text or pair, given as tokens: texts classes."""
 
     def run(batch: list[int]) -> Sequence[object]:
+        if time.monotonic() > until:
+            raise TimeoutError("this took too long")
         shown = windows([rows[index] for index in batch], opened.tokenizer, length=opened.length)
         shown = shown.to(opened.model.device)
         return list(shown.mean(opened.model.predict(HEAD, read(opened.model, shown))).float().cpu())
 
-    found = in_batches([sum(map(len, row)) for row in rows], run)
+    found = in_batches([sum(map(len, row)) for row in rows], run, budget=BATCH)
     return torch.stack(found)  # type: ignore[arg-type]
 
 

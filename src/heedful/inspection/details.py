@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import torch
+from torch import nn
 
 from heedful.decoding.beam import History
 from heedful.decoding.generation import GenerationConfig
@@ -11,7 +12,7 @@ from heedful.decoding.runner import Request
 from heedful.generator import Generator
 from heedful.inspection.attention import look, stacked
 from heedful.model.architecture import Model
-from heedful.model.multihead import SelfAttention
+from heedful.model.multihead import MemoryAttention, SelfAttention
 from heedful.model.position import Position
 from heedful.model.record import recorded
 from heedful.text.tokenizer import Tokenizer
@@ -57,13 +58,35 @@ def described(translator: Translator, text: str, found: Translation) -> dict[str
     }
 
 
-def inspected(translator: Translator, text: str, found: Translation, *, parts: int = 1) -> dict[str, Any]:
+def check_weights(model: nn.Module, lengths: dict[str, int], most: int | None) -> None:
+    """An error if there are more weights to show than `most`. `lengths`: tokens of the encoder's and decoder's text."""
+    if most is None:
+        return
+    count = 0
+    for name, module in model.named_modules(remove_duplicate=False):
+        own = lengths.get(name.partition(".")[0], max(lengths.values()))
+        if isinstance(module, MemoryAttention):
+            count += module.heads * own * lengths["encoder"]
+        elif isinstance(module, SelfAttention):
+            count += module.output.in_features // module.head * own * own
+    if count > most:
+        tokens = " and ".join(f"{length} tokens" for length in lengths.values())
+        raise ValueError(
+            f"too long to inspect: {tokens} in all heads and layers of this model make {count} attention weights, more "
+            f"than the limit of {most}; shorten the text"
+        )
+
+
+def inspected(
+    translator: Translator, text: str, found: Translation, *, parts: int = 1, most_weights: int | None = None
+) -> dict[str, Any]:
     """Everything to be seen of one translation. Weights are rounded to three places; they are what the model used.
 
     `text` and `found` are one pass through the model: the first of so many parts, if the text was too long for one.
     """
-    seen = look(translator, text, found.tokens)
     source = translator.source.encode([text.strip()])[0]
+    check_weights(translator.models[0], {"encoder": len(source) + 1, "decoder": len(found.tokens) + 1}, most_weights)
+    seen = look(translator, text, found.tokens)
     return {
         "part": {"number": 1, "count": parts, "text": text.strip()},
         "source": tokens_of(translator.source, source),
@@ -104,11 +127,12 @@ def position_picture(model: Model, length: int) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def look_ahead(generator: Generator, text: str, top: int) -> dict[str, Any]:
-    """What a language model would write next, and what each of its heads looks at."""
+def look_ahead(generator: Generator, text: str, top: int, *, most_weights: int | None = None) -> dict[str, Any]:
+    """What a language model would write next, and what each of its heads looks at. Only the last tokens are read."""
     tokens = (generator.tokenizer.encode([text])[0] or [generator.tokenizer.start])[
         -min(MOST_TOKENS, generator.limit or MOST_TOKENS) :
     ]
+    check_weights(generator.model, {"decoder": len(tokens)}, most_weights)
     with recorded(generator.model, SelfAttention) as attentions:
         logits = generator.model(torch.tensor([tokens], device=generator.device))[0, -1].float()
     values, places = logits.softmax(-1).topk(min(top, len(logits)))

@@ -5,6 +5,7 @@ requests with the same settings, as many as its token budget allows; a request t
 no longer than the latency cap. A disconnected client frees its slot.
 """
 
+import logging
 import threading
 import time
 from collections import deque
@@ -46,6 +47,13 @@ class Worker(Protocol[RequestT, ReadingT, AnswerT]):
 
 class BusyError(Exception):
     """The queue is full: try again later."""
+
+
+STOPPED = "the worker that had this request stopped and was restarted; try again"
+
+
+class StoppedError(Exception):
+    """A worker stopped before it had answered."""
 
 
 class ClosedError(Exception):
@@ -111,10 +119,13 @@ class Engine(Generic[RequestT, ReadingT, AnswerT]):
         self._queue: deque[Job[ReadingT, AnswerT]] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        share = max(1, torch.get_num_threads() // streams)
-        self._threads = [threading.Thread(target=self._work, args=(share,), daemon=True) for _ in range(streams)]
-        for thread in self._threads:
-            thread.start()
+        self._share = max(1, torch.get_num_threads() // streams)
+        self._threads = [self._started() for _ in range(streams)]
+
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._work, args=(self._share,), daemon=True)
+        thread.start()
+        return thread
 
     def submit(self, requests: Sequence[RequestT], settings: Settings) -> list[Job[ReadingT, AnswerT]]:
         """Accept all requests, or none."""
@@ -127,6 +138,7 @@ class Engine(Generic[RequestT, ReadingT, AnswerT]):
                 raise ClosedError
             if sum(not job.gone for job in self._queue) + len(jobs) > self.limit:
                 raise BusyError
+            self._threads = [one if one.is_alive() else self._started() for one in self._threads]
             self._queue.extend(jobs)
             self._changed.notify_all()
         return jobs
@@ -144,9 +156,16 @@ class Engine(Generic[RequestT, ReadingT, AnswerT]):
             thread.join()
 
     def _work(self, threads: int) -> None:
+        """Whatever happens to a batch, its requests are answered, and the next batch gets its turn."""
         torch.set_num_threads(threads)
         while batch := self._next():
-            self._answer_pending(batch)
+            try:
+                self._answer_pending(batch)
+            except BaseException as error:
+                logging.getLogger("heedful").error("a worker stopped: %r", error, exc_info=error)
+                for job in batch:
+                    if not job.future.done():
+                        job.future.set_exception(StoppedError())
 
     def _next(self) -> list[Job[ReadingT, AnswerT]]:
         """The next batch; empty when the engine is closed and everything is done."""

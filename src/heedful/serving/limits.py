@@ -1,9 +1,13 @@
-"""What the server rejects: bodies that are too large or too slow, and invalid API keys."""
+"""What the server rejects: foreign hosts, bodies that are too large or too slow, and invalid API keys."""
 
 import asyncio
+import hashlib
 import hmac
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
+from ipaddress import ip_address
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +30,62 @@ def error_body(path: str, status: int, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
+MOST_HEAD = 16 << 10  # bytes of a request before its body
+LOCAL = ("localhost", "127.0.0.1", "::1")
+HOST = re.compile(r"\[([0-9a-f:.]+)\](?::\d*)?|([^\[\]:/@\s]+)(?::\d*)?", re.IGNORECASE)
+
+
+def allowed_hosts(bound: str, named: Sequence[str]) -> frozenset[str]:
+    """The hosts that requests may be addressed to; empty = any. On a loopback address they are always checked: a web
+    page whose name is made to point there (DNS rebinding) would else be taken for the server's own."""
+    for name in named:
+        if not name or _host(name) != name.rstrip(".").lower().strip("[]"):
+            raise ValueError(f"--allow-host {name!r} is not a host without port, such as translate.me.org")
+    if not named and not _is_loopback(bound):
+        return frozenset()
+    return frozenset({*LOCAL, *map(_host, named), _host(bound)} - {""})
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.rstrip(".").lower() == "localhost"
+
+
+def _host(header: str) -> str:
+    """Without port, brackets and final dot; "" if it is not a host."""
+    bare = f"[{header}]" if header.count(":") > 1 and not header.startswith("[") else header
+    found = HOST.fullmatch(bare)
+    return (found[1] or found[2]).rstrip(".").lower() if found else ""
+
+
+def check_origin(origin: str) -> str:
+    """As browsers send it; anything else would never match."""
+    if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):
+        raise ValueError(f"--allow-origin {origin!r} is not an origin, such as https://me.org (no path or final slash)")
+    return origin
+
+
+class KnownHost:
+    """Refuses requests whose Host header is not one of `hosts`."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self.app, self.hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+            if len(given) != 1 or _host(given[0]) not in self.hosts:
+                shown = " and ".join(map(repr, given)) or "none"
+                message = f"the Host header is {shown}, not a name of this server; to allow it: --allow-host NAME"
+                await _refuse(scope, send, RefusedError(403, message))
+                return
+        await self.app(scope, receive, send)
+
+
 class WholeBody:
-    """Buffers the whole request before it is handled: at most `limit` bytes, within `seconds`."""
+    """Buffers the whole request before it is handled: at most `limit` bytes after its head, within `seconds`."""
 
     def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
         self.app, self.limit, self.seconds = app, limit, seconds
@@ -46,6 +104,9 @@ class WholeBody:
             await self.app(scope, _replay(body, receive), send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        head = len(scope["raw_path"]) + len(scope["query_string"]) + sum(map(len, chain(*scope["headers"])))
+        if head > MOST_HEAD:
+            raise RefusedError(431, f"the address and headers are {head} bytes, more than {MOST_HEAD}")
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if not declared.isdigit():
             raise RefusedError(400, "the Content-Length is not a number")
@@ -84,10 +145,10 @@ async def _refuse(scope: Scope, send: Send, error: RefusedError) -> None:
 
 
 class Keys:
-    """The API keys, if any. They are compared in constant time."""
+    """The API keys, if any. They are compared in constant time, as digests: not even their lengths can be measured."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._keys = [key.encode() for key in keys if key]
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in keys if key]
 
     @property
     def required(self) -> bool:
@@ -98,7 +159,7 @@ class Keys:
             return
         if not given:
             raise RefusedError(403, "an API key is required: send it as api_key, or as a Bearer token")
-        sent = given.encode("utf-8", "surrogatepass")
+        sent = hashlib.sha256(given.encode("utf-8", "surrogatepass")).digest()
         same = [hmac.compare_digest(sent, key) for key in self._keys]  # every key, even after a match
         if not any(same):
             raise RefusedError(403, "this API key is not valid")

@@ -20,7 +20,7 @@ from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.stops import until
 from heedful.generator import Continuation, Piece, Prompt
 from heedful.serving.context import POLL, Context, clean, submitted
-from heedful.serving.engine import Job, Settings
+from heedful.serving.engine import STOPPED, Job, Settings, StoppedError
 from heedful.serving.libretranslate import REFUSALS
 from heedful.serving.limits import RefusedError, bearer, error_body
 from heedful.serving.models import Predicting, Writing
@@ -220,6 +220,8 @@ async def _streamed(
                 yield {**frame, "choices": [_choice(number * count + row, rest, reason=reason)]}
     except TimeoutError:
         yield error_body("/v1/", 503, "this took too long; ask for fewer tokens")
+    except StoppedError:
+        yield error_body("/v1/", 503, STOPPED)
     finally:
         written.give_up()
 

@@ -1,5 +1,7 @@
 """Heedful's native API: translations with all their details, and the model's internals."""
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -9,6 +11,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.runner import Request as Text
@@ -24,10 +27,12 @@ from heedful.serving.models import Predicting, Served, Translating, Writing
 from heedful.serving.predicting import lines_of
 
 Phrase = Annotated[str, Field(max_length=200)]
+Sentence = Annotated[str, Field(max_length=2000)]
 Phrases = Annotated[list[Phrase], Field(max_length=20)]
 NO_MODEL: dict[int | str, dict[str, Any]] = {**REFUSALS, 404: {"description": "There is no such model."}}
 MOST_INSPECTED = 2_000  # characters
 MOST_OCCLUDED = 32  # words
+MOST_WEIGHTS = 4_000_000  # of attention, in an answer: tokens x tokens x heads x layers; a second of a core
 
 
 class Body(BaseModel):
@@ -35,7 +40,8 @@ class Body(BaseModel):
 
 
 class Asked(Body):
-    """What to translate, and how. `model`: its name; by default the first."""
+    """What to translate, and how. `model`: its name; by default the first. For a model that reads context, the texts
+    are consecutive sentences of a document; `context`: those before them, each with its translation."""
 
     text: str | list[str]
     model: str = ""
@@ -46,6 +52,7 @@ class Asked(Body):
     target_prefix: str = Field("", max_length=2000)
     constraints: Phrases = []
     avoid: Phrases = []
+    context: Annotated[list[tuple[Sentence, Sentence]], Field(max_length=16)] = []
     alignment: bool = True
 
     def config(self) -> GenerationConfig:
@@ -57,7 +64,9 @@ class Asked(Body):
         )
 
     def requests(self, texts: list[str]) -> list[Text]:
-        return [_request(text, self.target_prefix, self.constraints, self.avoid) for text in texts]
+        found = [_request(text, self.target_prefix, self.constraints, self.avoid) for text in texts]
+        before = tuple((clean(source), clean(target)) for source, target in self.context)
+        return [replace(one, context=before) if place == 0 else one for place, one in enumerate(found)]
 
 
 class Inspected(Body):
@@ -96,8 +105,7 @@ class Named(Body):
 
 def routes(context: Context) -> APIRouter:
     router = APIRouter(prefix="/api", tags=["Heedful"])
-    # Which words decided takes a pass for each of them, so these requests take turns.
-    one_by_one = CapacityLimiter(1)
+    turns = CapacityLimiter(1)  # looking inside is much work: one request at a time
 
     @router.get("/models", responses={403: REFUSALS[403]})
     async def models(request: Request) -> list[dict[str, Any]]:
@@ -128,6 +136,8 @@ def routes(context: Context) -> APIRouter:
         model = _translating(context, asked.model)
         settings = Settings(asked.config(), alignment=asked.alignment and model.translator.aligner is not None)
         requests = asked.requests(texts)
+        if asked.context and not model.translator.context:
+            raise RefusedError(400, f"model {model.name} reads single sentences; leave out context")
         found = await context.translate(request, model, requests, settings) if texts else []
         both = zip(requests, found, strict=True)
         return {
@@ -147,15 +157,15 @@ def routes(context: Context) -> APIRouter:
         found = await context.predict(request, model, lines_of(texts))
         return {"model": model.name, "task": model.predictor.task, "predictions": found}
 
-    @router.post("/inspect", responses=NO_MODEL)
-    async def inspect(asked: Inspected, request: Request) -> dict[str, Any]:
+    @router.post("/inspect", responses=NO_MODEL, response_model=dict[str, Any])
+    async def inspect(asked: Inspected, request: Request) -> Response:
         """Tokens, the attention of every layer and head, the candidates of every step, the beam search tree; of a
         classifier or regressor, which words decided.
 
         If a text is translated in parts, this covers the first; `part` gives its number, the count and its text."""
         context.keys.check(bearer(request.headers))
         if (reader := _judging(context, asked.model)) is not None:
-            return await _judged(context, reader, asked, one_by_one)
+            return await _judged(context, reader, asked, turns)
         if asked.label:
             raise RefusedError(400, "label is for classifiers; leave it out")
         wanted = _request(asked.text, asked.target_prefix, asked.constraints, asked.avoid)
@@ -167,20 +177,40 @@ def routes(context: Context) -> APIRouter:
             raise RefusedError(400, f"too long to inspect: {size} tokens exceed the limit of {MOST_TOKENS}")
         settings = Settings(GenerationConfig(num_beams=asked.num_beams), history=True)
         (found,) = await context.translate(request, model, [replace(wanted, text=first)], settings)
-        seen = await run_in_threadpool(inspected, model.translator, first, found, parts=1 + len(others))
-        return {**seen, "warnings": ["the text was translated in parts; only the first is inspected"] if others else []}
+        warnings = ["the text was translated in parts; only the first is inspected"] if others else []
+        see = partial(inspected, model.translator, first, found, parts=1 + len(others), most_weights=MOST_WEIGHTS)
+        return await _seen(context, lambda until: {**see(), "warnings": warnings}, turns)
 
-    @router.post("/next", responses=NO_MODEL)
-    async def following(asked: Looked, request: Request) -> dict[str, Any]:
+    @router.post("/next", responses=NO_MODEL, response_model=dict[str, Any])
+    async def following(asked: Looked, request: Request) -> Response:
         """The most likely next tokens of a language model, and what each of its heads attends to."""
         context.keys.check(bearer(request.headers))
         writing = _writing(context, asked.model)
-        return await run_in_threadpool(look_ahead, writing.generator, clean(asked.text), asked.top)
+        see = partial(look_ahead, writing.generator, clean(asked.text), asked.top, most_weights=MOST_WEIGHTS)
+        return await _seen(context, lambda until: see(), turns)
 
     return router
 
 
-async def _judged(context: Context, model: Predicting, asked: Inspected, turns: CapacityLimiter) -> dict[str, Any]:
+async def _seen(context: Context, look: Callable[[float], dict[str, Any]], turns: CapacityLimiter) -> Response:
+    """What `look` gives, in turn. It is told when to give up: a thread cannot be stopped from outside."""
+    until = time.monotonic() + context.options.timeout
+
+    def answered() -> Response:
+        if time.monotonic() > until:
+            raise TimeoutError
+        return JSONResponse(look(until))  # a million numbers: made here, where others need not wait for it
+
+    try:
+        with fail_after(context.options.timeout):
+            return await to_thread.run_sync(answered, limiter=turns)
+    except ValueError as error:
+        raise RefusedError(400, str(error)) from None
+    except TimeoutError:
+        raise RefusedError(503, "this took too long; send less at a time", {"Retry-After": "5"}) from None
+
+
+async def _judged(context: Context, model: Predicting, asked: Inspected, turns: CapacityLimiter) -> Response:
     """What is inside a classifier or regressor while it reads a text."""
     if asked.target_prefix or asked.constraints or asked.avoid:
         raise RefusedError(400, "target_prefix, constraints and avoid are for translators; leave them out")
@@ -189,14 +219,15 @@ async def _judged(context: Context, model: Predicting, asked: Inspected, turns: 
     context.check_size([text])
     try:
         model.predictor.check([text])
-        look = partial(look_at_reader, use, text, label=clean(asked.label), most=MOST_OCCLUDED)
-        with fail_after(context.options.timeout):
-            seen = await to_thread.run_sync(look, limiter=turns)
     except ValueError as error:
         raise RefusedError(400, str(error)) from None
-    except TimeoutError:
-        raise RefusedError(503, "this took too long; send less at a time", {"Retry-After": "5"}) from None
-    return {"prediction": seen["prediction"], **seen["inspected"], "warnings": []}
+
+    def look(until: float) -> dict[str, Any]:
+        label, most = clean(asked.label), MOST_OCCLUDED
+        seen = look_at_reader(use, text, label=label, most=most, most_weights=MOST_WEIGHTS, until=until)
+        return {"prediction": seen["prediction"], **seen["inspected"], "warnings": []}
+
+    return await _seen(context, look, turns)
 
 
 def _judging(context: Context, name: str) -> Predicting | None:

@@ -18,10 +18,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from heedful import __version__
 from heedful.serving import libretranslate, openai, own, page, vectors
 from heedful.serving.context import Context
-from heedful.serving.limits import RefusedError, WholeBody, error_body
+from heedful.serving.engine import STOPPED, StoppedError
+from heedful.serving.limits import KnownHost, RefusedError, WholeBody, error_body
 from heedful.serving.metrics import Metrics
 
 access = logging.getLogger("heedful.access")
+# Whatever a model writes, a browser must not take for a page of this server; the page's own policy is in page.py.
+SAFE = [
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+]
 
 
 def create_app(context: Context) -> FastAPI:
@@ -42,11 +49,15 @@ def create_app(context: Context) -> FastAPI:
         """Metrics for Prometheus."""
         return Response(context.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    app.add_middleware(WholeBody, limit=context.options.body, seconds=context.options.reading)
-    if context.options.cors:
-        app.add_middleware(CORSMiddleware, allow_origins=context.options.cors, allow_methods=["*"], allow_headers=["*"])
+    options = context.options
+    app.add_middleware(WholeBody, limit=options.body, seconds=options.reading)
+    if options.origins:
+        app.add_middleware(CORSMiddleware, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"])
+    if options.hosts:
+        app.add_middleware(KnownHost, hosts=options.hosts)
     app.add_middleware(Logged, metrics=context.metrics)
     app.exception_handler(RefusedError)(_refused)
+    app.exception_handler(StoppedError)(_stopped)
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(HTTPException)(_http)
     app.exception_handler(ClientDisconnect)(_disconnected)
@@ -55,7 +66,7 @@ def create_app(context: Context) -> FastAPI:
 
 
 class Logged:
-    """Counts, times and logs every request."""
+    """Counts, times and logs every request, and adds the headers of every answer."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
@@ -70,6 +81,8 @@ class Logged:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                known = {name.lower() for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(one for one in SAFE if one[0] not in known)]
             await send(message)
 
         try:
@@ -109,6 +122,10 @@ def _answer(request: Request, status: int, message: str, headers: dict[str, str]
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, RefusedError)
     return _answer(request, error.status, error.message, error.headers)
+
+
+async def _stopped(request: Request, error: Exception) -> Response:
+    return _answer(request, 503, STOPPED, {"Retry-After": "1"})
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

@@ -41,6 +41,7 @@ ROLES = {
 }
 # Substitutes for missing special tokens: BERT's texts begin with [CLS], RoBERTa's with <s>.
 STAND_INS = {"bos": "cls", "eos": "sep", "cls": "bos", "sep": "eos"}
+BREAK = "<break>"
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 LANGUAGE = re.compile(r"<2(\w+)>|>>(\w+)<<|__(\w+)__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -171,6 +172,14 @@ class Tokenizer:
     @cached_property
     def sep(self) -> int:
         return self._needed("sep")
+
+    @cached_property
+    def sentence_break(self) -> int:
+        """Between the sentences of a document: see `data/context.py`."""
+        found = self._backend.token_to_id(BREAK)
+        if found not in self.specials:
+            raise ValueError(f"this tokenizer has no {BREAK} token, which data.context needs; set data.context=0")
+        return int(found)
 
     @cached_property
     def unk(self) -> int | None:

@@ -99,6 +99,9 @@ class Recipe(Config):
         if not issubclass(self.model.gives, self.task.trains):
             wanted = _spaced(self.task.trains.__name__)
             raise ValueError(f"task {self.task.kind} trains {wanted} models, and {self.model.kind} is not one")
+        if self.data.context and not self.task.in_context:
+            raise ValueError(f"data.context is for translation; task {self.task.kind} has no sentences before: set "
+                             "data.context=0")  # fmt: skip
         if self.training.metric not in self.task.metrics:
             known = did_you_mean(self.training.metric, self.task.metrics)
             raise ValueError(f"task {self.task.kind} has no metric {self.training.metric!r}{known}")

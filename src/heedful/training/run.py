@@ -5,7 +5,7 @@ import resource
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from heedful.files import locked, write_text
 from heedful.model.architecture import Model
 from heedful.model.create import create
 from heedful.tasks import Settings, Task
-from heedful.text.tokenizer import Tokenizer
+from heedful.text.tokenizer import BREAK, Tokenizer
 from heedful.training.card import card
 from heedful.training.journal import Journal, read_metrics
 from heedful.training.loop import Trainer
@@ -81,6 +81,7 @@ def _run(
     world: World,
 ) -> Result:
     known = _earlier(out)
+    inputs = replace(inputs, documents=recipe.data.context > 0)
     asked = {"recipe": recipe.model_dump(mode="json"), "budget": str(budget), "data": inputs.digests(cache)}
     if recipe.start_from:
         asked["start"] = digest_of(Path(recipe.start_from))
@@ -109,6 +110,7 @@ def _run(
         language=recipe.data.target_language,
         cost=relative_cost(recipe.fitted(prepared).model),
         max_length=recipe.data.max_length,
+        context=recipe.data.context,
     )
     task = recipe.task.build(prepared, settings)
     for note in getattr(task, "notes", ()):
@@ -289,28 +291,31 @@ def _prepare(
         cache=cache,
         given=given,
         words=words,
-        specials=recipe.task.specials,
+        specials=(*recipe.task.specials, *([BREAK] if recipe.data.context else [])),
         report=report,
         notify=journal.say,
     )
     if world.leads:
         if budget is not None:
             save_tokenizers(out, prepared.tokenizers)
-            _save_test(prepared, out)
+            _save_test(prepared, out, documents=inputs.documents)
             if prepared.labels:
                 write_text(out / "labels.json", json.dumps(prepared.labels, indent=2, ensure_ascii=False))
         world.wait()
     return prepared
 
 
-def _save_test(prepared: Prepared, out: Path) -> None:
+def _save_test(prepared: Prepared, out: Path, documents: bool) -> None:
     """Save the held-out test rows for `heedful evaluate MODEL`; labelled ones with a header row, questions as JSONL,
-    since spaces count where an answer is a place in a text."""
+    since spaces count where an answer is a place in a text; documents are separated by blank lines."""
     if prepared.has("test") and has_answers(prepared.columns):
         write_text(out / "test.jsonl", "".join(map(as_jsonl, prepared.texts("test"))))
     elif prepared.has("test"):
         rows = [] if all(column.is_text for column in prepared.columns) else [[c.name for c in prepared.columns]]
         rows += [[" ".join(cell.split()) for cell in row] for row in prepared.texts("test")]
+        if documents:
+            begins = prepared.places("test") == 0
+            rows = [row for place, row in enumerate(rows) for row in ([[], row] if place and begins[place] else [row])]
         write_text(out / "test.tsv", "".join("\t".join(row) + "\n" for row in rows))
 
 

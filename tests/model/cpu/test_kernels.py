@@ -291,7 +291,7 @@ def test_the_rest_of_what_is_handed_over_is_checked():
     ):
         with pytest.raises(ValueError, match="does not fit"):
             kernels.norm(rows, by, bias, rms=False, eps=1e-5)
-    with pytest.raises(ValueError, match="10 x 30 does not fit 2 heads of 8 in 2 sentences"):
+    with pytest.raises(ValueError, match=r"\[10, 30\] does not fit 2 heads of 8 in 2 sentences"):
         kernels.lay_out_source(torch.randn(10, 30), 2, 2, 8)
     with pytest.raises(ValueError, match="in 3 sentences"):
         kernels.lay_out_source(torch.randn(10, 32), 3, 2, 8)
@@ -329,3 +329,100 @@ def test_structs_are_as_c_has_them():
     assert made.style["width"] == 16 and made.style["layers"] == 1 and not made.style["threads"]
     assert made.table["outer"]["depth"][0] == 32 and made.table["cross_query"]["columns"][0] == 16
     assert made.table["attention_norm"]["weight"][0] and not made.table["attention_norm"]["bias"][0]
+
+
+ARGUMENTS = {
+    "product": 12, "encode": 9, "step": 13, "lay_out": 9, "embed": 10, "norm": 8, "drop": 8, "activate": 6,
+    "attend": 32, "attend_back": 48, "linear_room": 4, "linear": 12, "cross_entropy": 7, "largest": 9, "log_softmax": 4,
+    "feed": 19, "weight_gradient": 9, "is_invertible": 3, "add_norm": 18,
+}  # fmt: skip
+
+
+@needed
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_c_refuses_sizes_and_addresses_that_cannot_be(name):
+    function, count = getattr(NATIVE, name), ARGUMENTS[name]
+    for value, error in (
+        (0, ValueError),
+        (-1, ValueError),
+        ("x", TypeError),
+        (None, TypeError),
+        (2**70, OverflowError),
+    ):
+        with pytest.raises(error):
+            function(*[value] * count)
+    with pytest.raises(TypeError, match=f"0 arguments, but there are {count}"):
+        function()
+
+
+@needed
+def test_c_says_which_size_is_wrong_and_what_it_must_be():
+    x = torch.zeros(2, 16)
+    at = x.data_ptr()
+    for numbers, message in (
+        ((at, 0, 0, 1e-5, at, 2, 0, 1), "width is 0, but must be 1 to 1099511627776"),
+        ((at, 0, 0, 1e-5, at, -2, 16, 1), "rows is -2, but must be 0 to 1099511627776"),
+        ((at, 0, 0, 1e-5, at, 2, 16, 0), "threads is 0, but must be 1 to 4096"),
+        ((0, 0, 0, 1e-5, at, 2, 16, 1), "weight is missing"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            NATIVE.norm(*numbers)
+    with pytest.raises(ValueError, match="count is 4, but must be 1 to 3"):
+        NATIVE.largest(at, 0, 1, 1, 3, 4, at, at, 1)
+    with pytest.raises(ValueError, match="inputs is 24, but must be a multiple of 16"):
+        NATIVE.linear_room(24, 16, 0, 1)
+    with pytest.raises(ValueError, match="kind is 4, but must be 0 to 3"):
+        NATIVE.activate(4, at, 0, at, 16, 1)
+
+
+@needed
+def test_slots_that_are_not_there_are_refused():
+    decoder, x = layers(), torch.randn(4, 16)
+    texts = Texts(decoder, torch.zeros(1, 4, 6, 2, 16), sources())
+    for slot in (6, -1):
+        origin = torch.zeros(4, 4, dtype=torch.int32)
+        origin[3, 1] = slot
+        decoder.step(texts, x.clone(), torch.zeros(2, 8), origin, 2)  # overwrites it: the slot of the newest token
+        origin[3, 1] = slot
+        with pytest.raises(IndexError, match=f"a token of row 3 is in slot {slot}, but there are 6"):
+            decoder.step(texts, x.clone(), torch.zeros(2, 8), origin, 3)
+
+
+@needed
+def test_packed_sentences_must_follow_each_other():
+    reader, x = layers(32, cross=False), torch.randn(5, 32)
+    reader.encode_packed(x.clone(), torch.tensor([2, 0, 3]))
+    for lengths in ([6, -1], [2, 2], [2**62, 2**62, 2**62, 2**62 + 5], []):
+        with pytest.raises(ValueError):
+            reader.encode_packed(x, torch.tensor(lengths, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"lengths of \[1, 1\] are not one number for each sentence"):
+        reader.encode_packed(x, torch.tensor([[5]]))
+
+
+@needed
+@pytest.mark.parametrize(("change", "message"), [
+    ({"gated": 2}, "gated is 2, but must be 0 to 1"), ({"kind": 4}, "kind is 4, but must be 0 to 3"),
+    ({"pre": -1}, "pre is -1, but must be 0 to 1"), ({"rms": 0.5}, "rms is 0.5, but must be 0 to 1"),
+])  # fmt: skip
+def test_a_style_that_c_does_not_know_is_refused(change, message):
+    maps, norms = layers().held
+    style = {name: 1 for name in STRUCTS["Style"].names if name != "threads"} | {"width": 16, "gated": 0}
+    with pytest.raises(ValueError, match=message):
+        Layers(style | change, maps, norms)
+
+
+@needed
+def test_weights_biases_and_rows_that_are_not_there_are_refused():
+    for shape in ((0, 5), (5, 0), (5,), (2, 3, 5)):
+        with pytest.raises(ValueError, match="are not a matrix of outputs x inputs"):
+            Panels(torch.ones(shape))
+    with pytest.raises(ValueError, match=r"a bias of \[3\] does not fit weights of 5 x 8"):
+        Panels(torch.randn(5, 8), torch.ones(3))
+    for int8 in (False, True):
+        panels = Panels(torch.randn(5, 8), int8=int8)
+        assert torch.equal(panels.rows(torch.tensor([4, 0], dtype=torch.uint8)), panels.rows(torch.tensor([4, 0])))
+        for number in (5, -1):
+            with pytest.raises(IndexError, match=f"there is no row {number}; rows are 0 to 4"):
+                panels.rows(torch.tensor([0, number]))
+        with pytest.raises(IndexError, match="rows are numbered by integers, not torch.float32"):
+            panels.rows(torch.tensor([1.0]))

@@ -441,7 +441,7 @@ def test_the_loss(rows, vocab, width, smoothing, bias, seed):
 @pytest.mark.usefixtures("always_in_chunks")
 def test_a_target_outside_the_vocabulary_is_told():
     states, weight = torch.randn(3, 8, requires_grad=True), torch.randn(5, 8)
-    with pytest.raises(IndexError, match="a target is outside the vocabulary of 5 tokens"):
+    with pytest.raises(IndexError, match="target 5 is outside the vocabulary of 5 tokens"):
         vocabulary_cross_entropy(states, weight, None, torch.tensor([0, 5, 1]))
 
 

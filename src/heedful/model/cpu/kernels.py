@@ -1,8 +1,10 @@
 """Python bindings of our CPU kernels (native/), on tensors. The kernels are compiled when heedful is installed.
 
 If that was not possible, or the processor lacks an instruction set they need, `NATIVE` is None and torch does
-everything. The environment variable HEEDFUL_KERNELS=off requests that; avx2 selects the kernels without AVX-512. C does
-not check its arguments: the functions here do.
+everything. The environment variable HEEDFUL_KERNELS=off requests that; avx2 selects the kernels without AVX-512.
+
+C is given addresses and sizes. It checks sizes and indices; the functions here check what it cannot see: that a tensor
+has the type, device, shape and layout that its address stands for.
 """
 
 import importlib
@@ -16,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-VERSION = 7  # as in native/native.c: raise both when the interface changes
+VERSION = 8  # as in native/native.c: raise both when the interface changes
 PANEL = 16  # outputs per panel, as in native/product.h
 
 
@@ -46,8 +48,8 @@ NATIVE, MISSING = _compiled()
 def suits(*tensors: Tensor) -> bool:
     """Whether the kernels can process these tensors."""
     return NATIVE is not None and all(
-        tensor.device.type == "cpu"
-        and tensor.dtype == torch.float32
+        tensor.is_cpu
+        and tensor.dtype is torch.float32
         and tensor.is_contiguous()
         and not (tensor.requires_grad and torch.is_grad_enabled())
         for tensor in tensors
@@ -66,6 +68,8 @@ class Panels:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, int8: bool = False) -> None:
+        if weight.dim() != 2 or not weight.numel():
+            raise ValueError(f"weights of {list(weight.shape)} are not a matrix of outputs x inputs")
         self.columns, self.depth = weight.shape
         weight = weight.detach().float()
         missing = -self.columns % PANEL
@@ -88,6 +92,8 @@ class Panels:
         return other
 
     def _padded(self, bias: Tensor | None) -> Tensor | None:
+        if bias is not None and bias.shape != (self.columns,):
+            raise ValueError(f"a bias of {list(bias.shape)} does not fit weights of {self.columns} x {self.depth}")
         if bias is None or not bool(bias.any()):  # a bias of zeros is none
             return None
         return F.pad(bias.detach().float(), (0, -self.columns % PANEL)).contiguous()
@@ -117,10 +123,9 @@ class Panels:
     def into(self, y: Tensor, x: Tensor, *, add: bool = False, relu: bool = False) -> None:
         """W x + b, or y + W x + b, written to y."""
         assert NATIVE is not None
-        if x.shape[-1] != self.depth or y.shape != (*x.shape[:-1], self.columns) or not suits(x, y):
-            raise ValueError(
-                f"{list(x.shape)} to {list(y.shape)} does not fit weights of {self.columns} x {self.depth}"
-            )
+        *before, depth = x.shape or (0,)
+        if depth != self.depth or y.shape != (*before, self.columns) or not suits(x, y) or not self.values.is_cpu:
+            raise ValueError(f"{described(x)} to {described(y)} does not fit weights of {self.columns} x {self.depth}")
         rows = x.numel() // self.depth
         rounded = None if self.scales is None else floats(rows * (2 + self.depth // 2))
         weights = (self.values.data_ptr(), address(self.scales), address(self.bias), self.depth, self.columns)
@@ -128,6 +133,9 @@ class Panels:
 
     def rows(self, numbers: Tensor) -> Tensor:
         """Rows of W."""
+        if numbers.is_floating_point() or numbers.dtype is torch.bool:
+            raise IndexError(f"rows are numbered by integers, not {numbers.dtype}")
+        numbers = numbers.long()  # torch would take uint8 for a mask
         if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.columns:
             wrong = int(numbers.min()) if int(numbers.min()) < 0 else int(numbers.max())
             raise IndexError(f"there is no row {wrong}; rows are 0 to {self.columns - 1}")
@@ -178,9 +186,10 @@ class Source:
 def lay_out_source(keys_values: Tensor, sentences: int, heads: int, head: int) -> Source:
     """keys_values: (sentences source) 2*heads*head"""
     assert NATIVE is not None
-    rows, width = keys_values.shape
-    if width != 2 * heads * head or sentences < 1 or rows % sentences or not suits(keys_values):
-        raise ValueError(f"{rows} x {width} does not fit {heads} heads of {head} in {sentences} sentences")
+    rows, width = matrix(keys_values)
+    fit = min(sentences, heads, head) > 0 and width == 2 * heads * head and rows and rows % sentences == 0
+    if not fit or not suits(keys_values):
+        raise ValueError(f"{described(keys_values)} does not fit {heads} heads of {head} in {sentences} sentences")
     source = rows // sentences
     room = source + -source % 8
     made = Source(floats(sentences, heads, head, room), floats(sentences, heads, room, head))
@@ -192,15 +201,17 @@ def lay_out_source(keys_values: Tensor, sentences: int, heads: int, head: int) -
 def embed(tokens: Tensor, table: Tensor | Panels, factor: float, positions: Tensor) -> Tensor:
     """The vectors of tokens times the factor, plus those of their positions, repeated for each sentence: rows width."""
     assert NATIVE is not None
+    if not tokens.is_cpu or (tokens.dtype is not torch.long and tokens.is_floating_point()):
+        raise ValueError(f"tokens are {described(tokens)}; they must be integers on the CPU")
     tokens = tokens.long().contiguous()
     if isinstance(table, Panels):
         values, scales, width, size = table.values.data_ptr(), address(table.scales), table.depth, table.columns
         fit = table.scales is not None
     else:
-        values, scales, (size, width) = table.data_ptr(), 0, table.shape
+        values, scales, (size, width) = table.data_ptr(), 0, matrix(table)
         fit = is_plain(table)
-    period = len(positions)
-    if not fit or not period or positions.shape[1] != width or not is_plain(positions) or tokens.numel() % period:
+    period, wide = matrix(positions)
+    if not fit or not period or wide != width or not is_plain(positions) or tokens.numel() % period:
         given = f"{list(tokens.shape)} tokens and {list(positions.shape)} positions"
         raise ValueError(f"{given} do not fit a table of {size} x {width}")
     x = floats(tokens.numel(), width)
@@ -212,11 +223,11 @@ def embed(tokens: Tensor, table: Tensor | Panels, factor: float, positions: Tens
 def norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, rms: bool, eps: float) -> None:
     """LayerNorm or RMSNorm of each row of x, in place."""
     assert NATIVE is not None
-    rows, width = x.shape
+    rows, width = matrix(x)
     if weight.shape != (width,) or not is_plain(x) or not is_plain(weight):
-        raise ValueError(f"a norm of {list(weight.shape)} does not fit {list(x.shape)}")
+        raise ValueError(f"a norm of {described(weight)} does not fit {described(x)}")
     if bias is not None and (bias.shape != (width,) or not is_plain(bias)):
-        raise ValueError(f"a bias of {list(bias.shape)} does not fit {list(x.shape)}")
+        raise ValueError(f"a bias of {described(bias)} does not fit {described(x)}")
     NATIVE.norm(weight.data_ptr(), address(bias), rms, eps, x.data_ptr(), rows, width, torch.get_num_threads())
 
 
@@ -228,7 +239,24 @@ def attention_room(keys: int, head: int) -> int:
 
 def is_plain(x: Tensor) -> bool:
     """Whether C can read it."""
-    return x.dtype is torch.float32 and x.is_contiguous() and x.device.type == "cpu"
+    return x.dtype is torch.float32 and x.is_cpu and x.is_contiguous()
+
+
+def matrix(x: Tensor) -> tuple[int, int]:
+    """Its rows and columns."""
+    shape = x.shape
+    if len(shape) != 2:
+        raise ValueError(f"{described(x)} does not fit: it must have two dimensions")
+    return shape
+
+
+def described(x: Tensor) -> str:
+    """Its shape, and what C cannot read about it, for an error."""
+    faults = [] if x.dtype is torch.float32 else [str(x.dtype).removeprefix("torch.")]
+    faults += [] if x.device.type == "cpu" else [f"on {x.device.type}"]
+    faults += [] if x.is_contiguous() else ["not contiguous"]
+    faults += ["needs a gradient"] if x.requires_grad and torch.is_grad_enabled() else []
+    return f"{list(x.shape)}{' (' + ', '.join(faults) + ')' if faults else ''}"
 
 
 def address(tensor: Tensor | None) -> int:
@@ -248,8 +276,8 @@ def log_softmax(x: Tensor) -> Tensor:
 def largest(x: Tensor, count: int, offsets: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`topk` of each row: values and indices. x: rows numbers. `offsets` (rows beams) are added to equal parts
     of the rows."""
-    rows, size = x.shape
-    beams = 1 if offsets is None else offsets.shape[1]
+    rows, size = matrix(x)
+    beams = 1 if offsets is None else matrix(offsets)[1]
     if not 0 < count <= size:
         raise ValueError(f"cannot find the {count} largest of {size} numbers; choose a count from 1 to {size}")
     if offsets is not None and (offsets.shape[0] != rows or not beams or size % beams):

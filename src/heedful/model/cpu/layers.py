@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from heedful.model.cpu import kernels
-from heedful.model.cpu.kernels import PANEL, Panels, Source, address, attention_room, floats, is_plain
+from heedful.model.cpu.kernels import PANEL, Panels, Source, address, attention_room, floats, is_plain, matrix
 
 
 def _structs() -> dict[str, np.dtype]:
@@ -26,6 +26,7 @@ def _structs() -> dict[str, np.dtype]:
 
 STRUCTS = _structs()
 OF_TEXTS = {"store", "keys", "values"}  # the fields of a layer that depend on the texts being decoded
+MOST = {"pre": 1, "rms": 1, "gated": 1, "kind": 3}  # of the fields of a style that choose; kinds as in native/rows.h
 CROSS = {"cross_query", "cross_output", "cross_norm"}  # what the layers of an encoder lack
 
 
@@ -43,6 +44,8 @@ class Layers:
         norms: Sequence[Mapping[str, tuple[Tensor, Tensor | None]]],
     ) -> None:
         self.width, self.heads, self.cross_heads = int(style["width"]), int(style["heads"]), int(style["cross_heads"])
+        if not maps:
+            raise ValueError("a stack needs at least one layer")
         self.hidden, self.gated = maps[0]["outer"].depth, bool(style["gated"])
         self.held = (maps, norms)  # keeps alive what the structs point to
         for name in ("heads", "cross_heads"):
@@ -52,6 +55,9 @@ class Layers:
         missing = set(STRUCTS["Style"].names or ()) - {*style, "layers", "threads"}
         if missing:
             raise ValueError(f"the style lacks {', '.join(sorted(missing))}")
+        for name, most in MOST.items():
+            if style[name] not in range(most + 1):
+                raise ValueError(f"{name} is {style[name]}, but must be 0 to {most}")
         self.style = np.zeros((), STRUCTS["Style"])
         for name, value in {**style, "layers": len(maps)}.items():
             self.style[name] = value
@@ -73,6 +79,8 @@ class Layers:
         missing = set(STRUCTS["Layer"].names or ()) - given
         if missing not in (set(), CROSS):
             raise ValueError(f"the layer lacks {', '.join(sorted(missing))}")
+        if unknown := given - set(STRUCTS["Layer"].names or ()):
+            raise ValueError(f"no layer has {', '.join(sorted(unknown))}")
         shapes = {
             "query_key_value": (3 * width, width),
             "output": (width, width),
@@ -86,6 +94,8 @@ class Layers:
             if shape != shapes[name]:
                 raise ValueError(f"{name} is {shape}, but must be {shapes[name]}")
         for name, pair in norms.items():
+            if pair[0] is None:
+                raise ValueError(f"{name} lacks its weight")
             for one in pair:
                 if one is not None and (one.shape != (width,) or not is_plain(one)):
                     raise ValueError(f"{name} of {list(one.shape)} does not fit a width of {width}")
@@ -97,7 +107,7 @@ class Layers:
         """Run an encoder in place. x: (sentences source) width; additive: sentences source, added to the scores, padded
         with -inf to a multiple of eight."""
         assert kernels.NATIVE is not None
-        (rows, width), (sentences, room) = x.shape, additive.shape
+        (rows, width), (sentences, room) = matrix(x), matrix(additive)
         source = rows // max(1, sentences)
         fit = width == self.width and source * sentences == rows > 0 and room == source + -source % 8
         if not fit or not is_plain(x) or not is_plain(additive):
@@ -112,12 +122,14 @@ class Layers:
     def encode_packed(self, x: Tensor, lengths: Tensor) -> None:
         """Run an encoder in place on sentences of these lengths, one after the other without padding. x: rows width"""
         assert kernels.NATIVE is not None
-        rows, head = len(x), self.width // self.heads
+        (rows, width), head = matrix(x), self.width // self.heads
+        if lengths.dim() != 1 or not len(lengths):
+            raise ValueError(f"lengths of {list(lengths.shape)} are not one number for each sentence")
         starts = F.pad(lengths.long().cumsum(0), (1, 0)).contiguous()
-        fit = x.shape[1] == self.width and int(starts[-1]) == rows > 0 and int(lengths.min()) >= 0
+        fit = width == self.width and int(starts[-1]) == rows > 0 and int(lengths.min()) >= 0
         if not fit or not is_plain(x) or head % PANEL:
             raise ValueError(f"{list(x.shape)} in {len(lengths)} sentences does not fit {self.heads} heads of {head}")
-        longest = int(lengths.max())
+        longest = max(1, int(lengths.max()))
         scratch = self._scratch(rows, attention_room(longest, head))
         at = (self.table_at, x.data_ptr(), scratch.data_ptr(), 0, starts.data_ptr())
         kernels.NATIVE.encode(self.style_at, torch.get_num_threads(), *at, len(lengths), longest)
@@ -128,7 +140,7 @@ class Layers:
         assert kernels.NATIVE is not None
         rows, sentences, source = len(x), texts.sentences, texts.source
         if (
-            x.shape[1] != self.width
+            x.shape != (rows, self.width)
             or origin.shape != (rows, texts.room)
             or additive.shape != (sentences, source)
             or rows % sentences
@@ -152,6 +164,8 @@ class Texts:
     layer."""
 
     def __init__(self, layers: Layers, store: Tensor, sources: Sequence[Source]) -> None:
+        if store.dim() != 5 or not sources or sources[0].keys.dim() != 4:
+            raise ValueError(f"a store of {list(store.shape)} and {len(sources)} sources do not fit these layers")
         count, self.room, self.slots = store.shape[:3]
         self.sentences, heads, head, self.source = sources[0].keys.shape
         keys = (self.sentences, layers.cross_heads, layers.width // layers.cross_heads, self.source)
@@ -160,6 +174,7 @@ class Texts:
             "cross_query" not in layers.held[0][0]
             or not len(layers.table) == count == len(sources)
             or store.shape[3:] != (2, layers.width)
+            or self.source < 8
             or self.source % 8
             or any(one.keys.shape != keys or one.values.shape != values for one in sources)
             or not all(is_plain(one) for source in sources for one in (source.keys, source.values, store))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from heedful.model.cpu import door, kernels
 from heedful.model.cpu.door import WIDE
-from heedful.model.cpu.kernels import Panels, floats
+from heedful.model.cpu.kernels import Panels, described, floats, is_plain
 
 Product = Callable[[Tensor, Tensor], None]
 
@@ -37,6 +37,9 @@ def vocabulary_products(
 def _weight_gradient(d_weight: Tensor, d_y: Tensor, x: Tensor, *, add: bool) -> None:
     assert kernels.NATIVE is not None
     threads, (outputs, inputs) = torch.get_num_threads(), d_weight.shape
+    if d_y.shape != (len(x), outputs) or x.shape[1:] != (inputs,) or not all(map(is_plain, (d_weight, d_y, x))):
+        given = f"{described(d_y)} and {described(x)}"
+        raise ValueError(f"{given} do not fit a gradient of {described(d_weight)}")
     scratch = floats(kernels.NATIVE.linear_room(inputs, WIDE, True, threads))
     at = (one.data_ptr() for one in (d_y, x, d_weight))
     kernels.NATIVE.weight_gradient(*at, len(x), outputs, inputs, add, scratch.data_ptr(), threads)
@@ -44,11 +47,12 @@ def _weight_gradient(d_weight: Tensor, d_y: Tensor, x: Tensor, *, add: bool) -> 
 
 def cross_entropy_(logits: Tensor, targets: Tensor, share: float) -> Tensor:
     """The sum over rows of lse(z) - share z_t. The logits z become its gradient, softmax(z) - share onehot(t)."""
-    if door.tensors([logits]) is not None:
+    if logits.dim() != 2 or targets.shape != logits.shape[:1] or targets.is_floating_point():
+        given = f"targets of {list(targets.shape)} ({targets.dtype})"
+        raise ValueError(f"{given} do not fit logits of {list(logits.shape)}: give one index for each row")
+    if door.whole_tensors([logits]) is not None or targets.device.type != "cpu":
         return _cross_entropy_by_torch(logits, targets, share)
     targets = targets.long().contiguous()
-    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[1]:
-        raise IndexError(f"a target is outside the vocabulary of {logits.shape[1]} tokens")
     losses = torch.empty(len(logits), dtype=torch.float64)
     at = (logits.data_ptr(), targets.data_ptr(), losses.data_ptr())
     assert kernels.NATIVE is not None

@@ -48,6 +48,17 @@ def masked_attention(
 ) -> Tensor:
     """The kernel. additive: (batch or 1) 1 (query or 1) key, added to the scores; not needed for a plain
     causal mask. The backward pass draws what is dropped again, so it is not stored."""
+    batch, heads, queries, head = query.shape if query.dim() == 4 else (0, 0, 0, 0)
+    keys = key.shape[2] if key.dim() == 4 else 0
+    fit = key.shape == value.shape == (batch, heads, keys, head) and 0 <= dropout < 1
+    fit = fit and door.tensors((query, key, value)) is None
+    if additive is not None:
+        rows = additive.shape[0] in (1, batch) and additive.shape[1:] in ((1, 1, keys), (1, queries, keys))
+        fit = fit and rows and door.tensors([additive]) is None
+    if not fit:
+        names = {"query": query, "key": key, "value": value, "additive": additive}
+        given = ", ".join(f"{name} {kernels.described(one)}" for name, one in names.items() if one is not None)
+        raise ValueError(f"{given}, dropout {dropout}: no kernel takes these together")
     how = _AttentionOptions(causal, scale, *_drawn(dropout))
     return _Attend.apply(query, key, value, additive, how)
 
@@ -108,7 +119,6 @@ def _rest(
     batch, heads, queries, head = query.shape
     strides = (0, 0, 0)
     if additive is not None:
-        assert additive.shape[-1] == key.shape[2] and additive.stride(-1) == 1
         everywhere = additive.expand(batch, 1, queries, key.shape[2])
         strides = (everywhere.data_ptr(), everywhere.stride(0), everywhere.stride(2))
     sizes = (batch, heads, queries, key.shape[2], head)
@@ -219,7 +229,10 @@ def feed_forward(
         return None
     one, other = found
     assert one.weight is not None and other.weight is not None
-    if x.shape[-1] != one.inputs or door.trained(x, [one.weight, other.weight], [one.bias, other.bias]) is not None:
+    fit = all(plan.bias is None or plan.bias.shape == (plan.outputs,) for plan in found)
+    if not fit or x.shape[-1:] != (one.inputs,):
+        return None
+    if door.trained(x, [one.weight, other.weight], [one.bias, other.bias]) is not None:
         return None
     return _FeedForward.apply(x, one.weight, one.bias, other.weight, other.bias, KINDS.index(kind))
 
@@ -339,6 +352,8 @@ def add_norm(x: Tensor, v: Tensor | None, norm: nn.Module, p: float) -> Tensor |
         return None
     plan = door.norm(norm)
     if not plan or plan.weight.shape != x.shape[-1:] or (v is not None and v.shape != x.shape):
+        return None
+    if plan.bias is not None and plan.bias.shape != plan.weight.shape:
         return None
     if door.trained(x, [plan.weight], [plan.bias, v]) is not None:
         return None

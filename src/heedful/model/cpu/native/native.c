@@ -1,5 +1,7 @@
 /* An encoder, and a step of a decoder, on a CPU: for decoding.py; and what training does most, for training.py.
-   kernels.py, layers.py, training.py and loss.py are the only callers. They hand over addresses and sizes, and the structs of fields.h.
+   kernels.py, layers.py, training.py and loss.py are the only callers. They hand over addresses and sizes, and the structs
+   of fields.h. They check what an address stands for (type, device, shape, contiguity); the functions here check sizes,
+   indices, and that nothing is missing.
 
    A step of a small model is over in less time than torch takes to start its parts one by one, and products of few rows
    are where matrix libraries are at their weakest.
@@ -7,30 +9,22 @@
    fields.h      the structs that Python fills in
    vectors.h     eight or sixteen numbers         attention.h   who looks at what
    product.h     weights times rows               layers.h      all of it, layer by layer
-   rows.h        what is done to each row         training.h, linear.h, residual.h   forwards and backwards */
+   rows.h        what is done to each row         training.h, linear.h, residual.h   forwards and backwards
+   checks.h      what Python hands over */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "checks.h" /* first, as it includes Python.h */
 
 #include "layers.h"
 #include "linear.h"
 #include "residual.h"
 
-static Count number(PyObject *given) { return PyLong_AsLongLong(given); }
-static void *address(PyObject *given) { return (void *)(intptr_t)PyLong_AsLongLong(given); }
-static float real(PyObject *given) { return (float)PyFloat_AsDouble(given); }
-
-/* Whether a function was given what it takes; if not, with an error. */
-static int taken(Py_ssize_t given, Py_ssize_t wanted) {
-    if (given != wanted) PyErr_Format(PyExc_TypeError, "%zd arguments, but there are %zd", given, wanted);
-    return given == wanted;
-}
-
 /* A stack's style, with the threads of this call. */
-static Style style_of(PyObject *at, PyObject *threads) {
-    Style style = *(const Style *)address(at);
-    style.threads = (int)number(threads);
-    return style;
+static int read_style(PyObject *at, PyObject *threads, Style *style) {
+    const Style *from = address(at);
+    Count count = number(threads);
+    if (!is_there("style", from) || !between("threads", 1, count, THREADS)) return 0;
+    *style = *from, style->threads = (int)count;
+    return 1;
 }
 
 static PyObject *py_product(PyObject *self, PyObject *const *of, Py_ssize_t count) {
@@ -40,35 +34,73 @@ static PyObject *py_product(PyObject *self, PyObject *const *of, Py_ssize_t coun
     const float *x = address(of[5]);
     float *y = address(of[6]), *rounded = address(of[11]);
     Count rows = number(of[7]);
-    int add = (int)number(of[8]), relu = (int)number(of[9]), threads = (int)number(of[10]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS apply(&map, x, y, rows, add, relu, threads, rounded);
+    Count add = number(of[8]), relu = number(of[9]), threads = number(of[10]);
+    if (!is_size("rows", rows) || !between("depth", 1, map.depth, MOST) || !between("columns", 1, map.columns, MOST) ||
+        !between("threads", 1, threads, THREADS) || !is_there("weight", map.weight))
+        return NULL;
+    if (rows && (!is_there("x", x) || !is_there("y", y) || (map.scales && !is_there("rounded", rounded)))) return NULL;
+    Py_BEGIN_ALLOW_THREADS apply(&map, x, y, rows, add != 0, relu != 0, (int)threads, rounded);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+/* Whether sentences follow each other, none longer than the longest. */
+static int are_starts(const Count *starts, Count sentences, Count longest) {
+    if (!between("the first start", 0, starts[0], 0)) return 0;
+    for (Count one = 0; one < sentences; one++)
+        if (!between("the end of a sentence", starts[one], starts[one + 1], starts[one] + longest)) return 0;
+    return 1;
 }
 
 static PyObject *py_encode(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 9)) return NULL;
-    Style style = style_of(of[0], of[1]);
+    Style style;
+    if (!read_style(of[0], of[1], &style)) return NULL;
     const Layer *layers = address(of[2]);
     float *x = address(of[3]), *scratch = address(of[4]);
     const float *additive = address(of[5]);
     const Count *starts = address(of[6]);
     Count sentences = number(of[7]), source = number(of[8]);
-    if (PyErr_Occurred()) return NULL;
+    if (!between("sentences", 1, sentences, MOST) || !between("source", 1, source, LONGEST) || !is_there("layers", layers) ||
+        !is_there("x", x) || !is_there("scratch", scratch) || (!starts && !is_there("additive", additive)))
+        return NULL;
+    if (starts && !are_starts(starts, sentences, source)) return NULL;
     Py_BEGIN_ALLOW_THREADS encode(layers, &style, x, scratch, additive, starts, sentences, source);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
+/* Whether the slots of all tokens but the newest are there. */
+static int are_slots(const int32_t *origin, Count rows, Count room, Count length, Count slots) {
+    for (Count row = 0; row < rows; row++) {
+        uint32_t most = 0; /* a negative one is larger than all */
+        for (Count time = 0; time < length - 1; time++) {
+            uint32_t slot = (uint32_t)origin[row * room + time];
+            most = slot > most ? slot : most;
+        }
+        if (most >= slots) {
+            PyErr_Format(PyExc_IndexError, "a token of row %lld is in slot %d, but there are %lld", row, (int)most, slots);
+            return 0;
+        }
+    }
+    return 1;
+}
+
 static PyObject *py_step(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 13)) return NULL;
-    Style style = style_of(of[0], of[1]);
+    Style style;
+    if (!read_style(of[0], of[1], &style)) return NULL;
     const Layer *layers = address(of[2]);
     float *x = address(of[3]), *scratch = address(of[4]);
     const float *additive = address(of[5]);
     int32_t *origin = address(of[6]);
     Count rows = number(of[7]), sentences = number(of[8]), source = number(of[9]), slots = number(of[10]);
     Count room = number(of[11]), length = number(of[12]);
-    if (PyErr_Occurred()) return NULL;
+    if (!between("slots", 1, slots, INT32_MAX) || !between("rows", 1, rows, slots) ||
+        !between("sentences", 1, sentences, rows) ||
+        !split_by("rows", rows, sentences) || !between("source", 1, source, LONGEST) || !split_by("source", source, 8) ||
+        !between("length", 1, length, room < LONGEST ? room : LONGEST) || !is_there("layers", layers) ||
+        !is_there("x", x) || !is_there("scratch", scratch) || !is_there("additive", additive) ||
+        !is_there("origin", origin) || !are_slots(origin, rows, room, length, slots))
+        return NULL;
     Py_BEGIN_ALLOW_THREADS step(layers, &style, x, scratch, additive, origin, rows, sentences, source, slots, room, length);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
@@ -78,8 +110,14 @@ static PyObject *py_lay_out(PyObject *self, PyObject *const *of, Py_ssize_t coun
     const float *from = address(of[0]);
     float *keys = address(of[1]), *values = address(of[2]);
     Count stride = number(of[3]), sentences = number(of[4]), source = number(of[5]), heads = number(of[6]);
-    Count head = number(of[7]), room = number(of[8]), size = heads * head * room;
-    if (PyErr_Occurred()) return NULL;
+    Count head = number(of[7]), room = number(of[8]);
+    if (!between("heads", 1, heads, LONGEST) || !between("head", 1, head, LONGEST) ||
+        !between("sentences", 1, sentences, MOST) ||
+        !between("source", 1, source, MOST) || !between("room", source, room, MOST) ||
+        !between("stride", 2 * heads * head, stride, MOST) || !is_there("keys and values", from) ||
+        !is_there("keys", keys) || !is_there("values", values))
+        return NULL;
+    Count size = heads * head * room;
     for (Count one = 0; one < sentences; one++)
         lay_out(from + one * source * stride, stride, source, keys + one * size, values + one * size, heads, head, room);
     Py_RETURN_NONE;
@@ -92,7 +130,10 @@ static PyObject *py_embed(PyObject *self, PyObject *const *of, Py_ssize_t count)
     const float *scales = address(of[2]), *places = address(of[4]);
     float factor = real(of[3]), *x = address(of[6]);
     Count period = number(of[5]), rows = number(of[7]), width = number(of[8]), size = number(of[9]);
-    if (PyErr_Occurred()) return NULL;
+    if (!is_size("rows", rows) || !between("width", 1, width, MOST) || !is_size("size", size) ||
+        !between("period", 1, period, MOST))
+        return NULL;
+    if (rows && (!is_there("tokens", tokens) || !is_there("places", places) || !is_there("x", x))) return NULL;
     if (!embed(tokens, table, scales, factor, places, period, x, rows, width, size))
         return PyErr_Format(PyExc_IndexError, "a token is not one of the %lld of the table", size);
     Py_RETURN_NONE;
@@ -101,10 +142,12 @@ static PyObject *py_embed(PyObject *self, PyObject *const *of, Py_ssize_t count)
 static PyObject *py_norm(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 8)) return NULL;
     Norm norm = {.weight = address(of[0]), .bias = address(of[1])};
-    Style style = {.rms = (int)number(of[2]), .eps = real(of[3]), .width = number(of[6]), .threads = (int)number(of[7])};
+    Count rms = number(of[2]), rows = number(of[5]), width = number(of[6]), threads = number(of[7]);
+    Style style = {.rms = rms != 0, .eps = real(of[3]), .width = width, .threads = (int)threads};
     float *x = address(of[4]);
-    Count rows = number(of[5]);
-    if (PyErr_Occurred()) return NULL;
+    if (!is_size("rows", rows) || !between("width", 1, width, MOST) || !between("threads", 1, threads, THREADS) ||
+        !is_there("weight", norm.weight) || (rows && !is_there("x", x)))
+        return NULL;
     norm_rows(&norm, &style, x, x, rows);
     Py_RETURN_NONE;
 }
@@ -112,9 +155,11 @@ static PyObject *py_norm(PyObject *self, PyObject *const *of, Py_ssize_t count) 
 static PyObject *py_log_softmax(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 4)) return NULL;
     float *x = address(of[0]);
-    Count rows = number(of[1]), size = number(of[2]);
-    int threads = threads_for(rows * size, (int)number(of[3]));
-    if (PyErr_Occurred()) return NULL;
+    Count rows = number(of[1]), size = number(of[2]), most = number(of[3]);
+    if (!is_size("rows", rows) || !between("size", 1, size, MOST) || !between("threads", 1, most, THREADS) ||
+        (rows && !is_there("x", x)))
+        return NULL;
+    int threads = threads_for(rows * size, (int)most);
     Py_BEGIN_ALLOW_THREADS EACH_ROW(log_softmax(x + row * size, size));
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
@@ -122,11 +167,14 @@ static PyObject *py_log_softmax(PyObject *self, PyObject *const *of, Py_ssize_t 
 static PyObject *py_largest(PyObject *self, PyObject *const *of, Py_ssize_t given) {
     if (!taken(given, 9)) return NULL;
     const float *x = address(of[0]), *offsets = address(of[1]);
-    Count rows = number(of[2]), beams = number(of[3]), size = number(of[4]), count = number(of[5]);
+    Count rows = number(of[2]), beams = number(of[3]), size = number(of[4]), count = number(of[5]), most = number(of[8]);
     float *values = address(of[6]);
     int64_t *places = address(of[7]);
-    int threads = threads_for(rows * beams * size, (int)number(of[8]));
-    if (PyErr_Occurred()) return NULL;
+    if (!is_size("rows", rows) || !between("beams", 1, beams, LONGEST) || !between("size", 1, size, MOST) ||
+        !between("count", 1, count, beams * size) || !between("threads", 1, most, THREADS) ||
+        (rows && (!is_there("x", x) || !is_there("values", values) || !is_there("places", places))))
+        return NULL;
+    int threads = threads_for(rows * beams * size, (int)most);
     Py_BEGIN_ALLOW_THREADS EACH_ROW(largest(x + row * beams * size, offsets ? offsets + row * beams : NULL, beams, size,
                                             count, values + row * count, places + row * count));
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
@@ -152,9 +200,18 @@ static PyObject *attention(PyObject *const *of, Py_ssize_t count, int back) {
         job.d_y = view_of(of + 16), job.d_query = view_of(of + 20), job.d_key = view_of(of + 24),
         job.d_value = view_of(of + 28);
     float *scratch = address(rest[11]);
-    int threads = (int)number(rest[12]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS attend_all(&job, scratch, back, threads);
+    Count threads = number(rest[12]);
+    if (!between("batch", 1, job.batch, MOST) || !between("heads", 1, job.heads, MOST) ||
+        !between("queries", 1, job.queries, MOST) || !between("keys", 1, job.keys, INT32_MAX - PANEL) ||
+        !split_by("head", job.head, PANEL) || !between("threads", 1, threads, THREADS) ||
+        (job.causal && !between("keys of causal attention", job.queries, job.keys, job.queries)) ||
+        !between("dropped", 0, number(rest[13]), 1 << 16) || !is_there("scratch", scratch) ||
+        (back && !is_there("sums", job.sums)))
+        return NULL;
+    const View *views = &job.query;
+    for (int view = 0; view < (back ? 8 : 4); view++)
+        if (!is_there("a tensor", views[view].at)) return NULL;
+    Py_BEGIN_ALLOW_THREADS attend_all(&job, scratch, back, (int)threads);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
@@ -165,15 +222,17 @@ static PyObject *py_attend_back(PyObject *self, PyObject *const *of, Py_ssize_t 
 static PyObject *py_linear_room(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 4)) return NULL;
     Count inputs = number(of[0]), outputs = number(of[1]);
-    int back = (int)number(of[2]), threads = (int)number(of[3]);
-    if (PyErr_Occurred()) return NULL;
-    return PyLong_FromLongLong(linear_room(inputs, outputs, back, threads));
+    Count back = number(of[2]), threads = number(of[3]);
+    if (!split_by("inputs", inputs, PANEL) || !split_by("outputs", outputs, PANEL) ||
+        !between("threads", 1, threads, THREADS))
+        return NULL;
+    return PyLong_FromLongLong(linear_room(inputs, outputs, back != 0, (int)threads));
 }
 
 static PyObject *py_attention_room(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 2)) return NULL;
     Count keys = number(of[0]), head = number(of[1]);
-    if (PyErr_Occurred()) return NULL;
+    if (!is_size("keys", keys) || !between("head", 1, head, MOST)) return NULL;
     return PyLong_FromLongLong(attention_room(keys, head));
 }
 
@@ -183,9 +242,12 @@ static PyObject *py_linear(PyObject *self, PyObject *const *of, Py_ssize_t count
                   .d_y = address(of[4]), .d_x = address(of[5]), .d_w = address(of[6]), .rows = number(of[7]),
                   .inputs = number(of[8]), .outputs = number(of[9])};
     float *scratch = address(of[10]);
-    int threads = (int)number(of[11]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS (job.d_y ? linear_back : linear)(&job, scratch, threads);
+    Count threads = number(of[11]);
+    if (!between("rows", 1, job.rows, MOST) || !split_by("inputs", job.inputs, PANEL) ||
+        !split_by("outputs", job.outputs, PANEL) || !between("threads", 1, threads, THREADS) || !is_there("x", job.x) ||
+        !is_there("weight", job.weight) || !is_there("scratch", scratch) || (!job.d_y && !is_there("y", job.y)))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS (job.d_y ? linear_back : linear)(&job, scratch, (int)threads);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
@@ -194,9 +256,12 @@ static PyObject *py_weight_gradient(PyObject *self, PyObject *const *of, Py_ssiz
     WeightGradient job = {.d_y = address(of[0]), .x = address(of[1]), .d_w = address(of[2]), .rows = number(of[3]),
                     .outputs = number(of[4]), .inputs = number(of[5]), .add = (int)number(of[6])};
     float *scratch = address(of[7]);
-    int threads = (int)number(of[8]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS weight_gradient(&job, scratch, threads);
+    Count threads = number(of[8]);
+    if (!between("rows", 1, job.rows, MOST) || !between("outputs", 1, job.outputs, MOST) ||
+        !split_by("inputs", job.inputs, PANEL) || !between("threads", 1, threads, THREADS) || !is_there("x", job.x) ||
+        !is_there("d_y", job.d_y) || !is_there("d_w", job.d_w) || !is_there("scratch", scratch))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS weight_gradient(&job, scratch, (int)threads);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
@@ -204,7 +269,7 @@ static PyObject *py_is_invertible(PyObject *self, PyObject *const *of, Py_ssize_
     if (!taken(count, 3)) return NULL;
     const float *weight = address(of[0]), *bias = address(of[1]);
     Count width = number(of[2]);
-    if (PyErr_Occurred()) return NULL;
+    if (!between("width", 1, width, MOST) || !is_there("weight", weight)) return NULL;
     return PyBool_FromLong(is_invertible(weight, bias, width));
 }
 
@@ -216,9 +281,14 @@ static PyObject *py_add_norm(PyObject *self, PyObject *const *of, Py_ssize_t cou
                  .d_v = address(of[8]), .d_weight = address(of[9]), .rows = number(of[10]), .width = number(of[11]),
                  .rms = (int)number(of[12]), .eps = real(of[13]), .dropped = (uint32_t)number(of[14]),
                  .factor = real(of[15]), .seed = (uint32_t)seed, .second = (uint32_t)(seed >> 32)};
-    int threads = (int)number(of[17]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS add_norm(&job, threads);
+    Count threads = number(of[17]);
+    if (!between("rows", 1, job.rows, MOST) || !between("width", 1, job.width, LONGEST) ||
+        !split_by("width", job.width, PANEL) || !between("threads", 1, threads, THREADS) ||
+        !between("dropped", 0, number(of[14]), 1 << 16) || !is_there("x", job.x) || !is_there("weight", job.weight) ||
+        !is_there("y", job.y) || !is_there("factors", job.factors) ||
+        (job.d_y && (!is_there("d_x", job.d_x) || !is_there("d_weight", job.d_weight))))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS add_norm(&job, (int)threads);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
@@ -230,20 +300,27 @@ static PyObject *py_feed(PyObject *self, PyObject *const *of, Py_ssize_t count) 
                    .d_second = address(of[12]), .rows = number(of[13]), .width = number(of[14]), .hidden = number(of[15]),
                    .kind = (int)number(of[16])};
     float *scratch = address(of[17]);
-    int threads = (int)number(of[18]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS (job.d_y ? feed_back : feed)(&job, scratch, threads);
+    Count threads = number(of[18]);
+    if (!between("rows", 1, job.rows, MOST) || !split_by("width", job.width, PANEL) ||
+        !split_by("hidden", job.hidden, PANEL) || !between("kind", RELU, number(of[16]), SILU) ||
+        !between("threads", 1, threads, THREADS) || !is_there("x", job.x) || !is_there("first", job.first) ||
+        !is_there("second", job.second) || !is_there("inner", job.inner) || !is_there("active", job.active) ||
+        !is_there("scratch", scratch) || !is_there("y", job.d_y ? job.d_inner : job.y))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS (job.d_y ? feed_back : feed)(&job, scratch, (int)threads);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 static PyObject *py_activate(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 6)) return NULL;
-    int kind = (int)number(of[0]), threads = (int)number(of[5]);
+    Count kind = number(of[0]), threads = number(of[5]);
     const float *x = address(of[1]), *d_y = address(of[2]);
     float *y = address(of[3]);
     Count size = number(of[4]);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS activate_all(kind, x, d_y, y, size, threads);
+    if (!between("kind", RELU, kind, SILU) || !is_size("size", size) || !between("threads", 1, threads, THREADS) ||
+        (size && (!is_there("x", x) || !is_there("y", y))))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS activate_all((int)kind, x, d_y, y, size, (int)threads);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
@@ -252,10 +329,12 @@ static PyObject *py_drop(PyObject *self, PyObject *const *of, Py_ssize_t count) 
     const float *x = address(of[0]), *v = address(of[1]);
     float *y = address(of[2]), factor = real(of[5]);
     Count size = number(of[3]), dropped = number(of[4]), seed = number(of[6]);
-    int threads = (int)number(of[7]);
-    if (PyErr_Occurred()) return NULL;
+    Count threads = number(of[7]);
+    if (!is_size("size", size) || !between("dropped", 0, dropped, 1 << 16) || !between("threads", 1, threads, THREADS) ||
+        (size && (!is_there("v", v) || !is_there("y", y))))
+        return NULL;
     Py_BEGIN_ALLOW_THREADS drop_all(x, v, y, size, (uint32_t)dropped, factor, (uint32_t)seed, (uint32_t)(seed >> 32),
-                                    threads);
+                                    (int)threads);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
@@ -264,9 +343,15 @@ static PyObject *py_cross_entropy(PyObject *self, PyObject *const *of, Py_ssize_
     float *x = address(of[0]), share = real(of[3]);
     const int64_t *targets = address(of[1]);
     double *losses = address(of[2]);
-    Count rows = number(of[4]), size = number(of[5]);
-    int threads = threads_for(rows * size, (int)number(of[6]));
-    if (PyErr_Occurred()) return NULL;
+    Count rows = number(of[4]), size = number(of[5]), most = number(of[6]);
+    if (!is_size("rows", rows) || !is_size("size", size) || !between("threads", 1, most, THREADS) ||
+        (rows && (!is_there("x", x) || !is_there("targets", targets) || !is_there("losses", losses))))
+        return NULL;
+    for (Count row = 0; row < rows; row++)
+        if (targets[row] < 0 || targets[row] >= size)
+            return PyErr_Format(PyExc_IndexError, "target %lld is outside the vocabulary of %lld tokens",
+                                (Count)targets[row], size);
+    int threads = threads_for(rows * size, (int)most);
     Py_BEGIN_ALLOW_THREADS EACH_ROW(losses[row] = cross_entropy(x + row * size, size, targets[row], share));
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
@@ -329,7 +414,7 @@ PyMODINIT_FUNC START(void) {
     }
     PyObject *made = PyModule_Create(&module);
     if (made) PyModule_AddStringConstant(made, "PROCESSOR", PROCESSOR);
-    if (made) PyModule_AddIntConstant(made, "VERSION", 7); /* raised when what kernels.py hands over changes */
+    if (made) PyModule_AddIntConstant(made, "VERSION", 8); /* raised when what kernels.py hands over changes */
     PyObject *fields = made ? described() : NULL;
     if (!fields || PyModule_AddObject(made, "STRUCTS", fields) < 0) {
         Py_XDECREF(fields);

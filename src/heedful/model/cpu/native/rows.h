@@ -95,8 +95,8 @@ FAST static int embed(const int64_t *tokens, const void *table, const float *sca
                       Count period, float *x, Count rows, Count width, Count size) {
     for (Count row = 0; row < rows; row++, x += width) {
         Count token = tokens[row];
-        const float *place = places + row % period * width, *vector = (const float *)table + token * width;
         if (token < 0 || token >= size) return 0;
+        const float *place = places + row % period * width, *vector = (const float *)table + token * width;
         if (scales) {
             const int8_t *panel = (const int8_t *)table + token / PANEL * PANEL * (width + width % 2) + token % PANEL * 2;
             for (Count i = 0; i < width; i++)
