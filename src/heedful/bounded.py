@@ -66,18 +66,17 @@ def _no_constant(name: str) -> Any:
 
 def read_yaml(path: Path) -> Any:
     """What a YAML file holds. Aliases may be used, but not to unfold into more than `NODES` values."""
-    loader = _Loader(read_text(path, most=LARGEST_YAML))
+    text = read_text(path, most=LARGEST_YAML)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
         if _unfolded(node, {}) > NODES:
-            raise ValueError(f"{path} unfolds to more than {NODES:,} values")
+            raise yaml.YAMLError(f"it unfolds to more than {NODES:,} values")
         return loader.construct_document(node)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as YAML: {one_line(error)}") from None
-    finally:
-        loader.dispose()
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # the last for dates that do not exist
+        raise ValueError(f"{path} is not YAML, or too much of it: {str(error).splitlines()[0]}") from None
 
 
 class _Loader(yaml.SafeLoader):

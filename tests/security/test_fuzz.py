@@ -18,4 +18,4 @@ def test_one_thing_changed_never_hangs_or_crashes(kind):
         pytest.importorskip("bm25s")
     counts, failures = run(CASES, kinds=(kind,))
     assert not failures, "\n".join(failures)
-    assert counts[kind]["opened"] and counts[kind]["refused"]
+    assert counts[kind]["refused"]

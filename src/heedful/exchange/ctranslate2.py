@@ -8,6 +8,7 @@ Strings are a uint16 length and that many bytes, including a trailing zero.
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -65,8 +66,7 @@ def _load(folder: Path) -> Opened:
             words.append("<unk>")
         elif rows != len(words):
             raise ValueError(f"{folder}: the vocabulary has {len(words)} tokens, but there are {rows} embeddings")
-    assert isinstance(model, EncoderDecoder)
-    return Opened(model.eval(), source, target)
+    return Opened(cast(EncoderDecoder, model.eval()), source, target)
 
 
 def _read(path: Path) -> tuple[str, dict[str, np.ndarray]]:

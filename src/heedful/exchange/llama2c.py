@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -49,8 +50,7 @@ def _load(path: Path) -> DecoderOnly:
     values = torch.from_numpy(np.fromfile(path, dtype="<f4", offset=28))
     refuse_infinite([("the weights", values)], path)
     model.load_state_dict(dict(_weights(values, config, length, path)), assign=True)
-    assert isinstance(model, DecoderOnly)
-    return model
+    return cast(DecoderOnly, model)
 
 
 def _weights(numbers: Tensor, config: DecoderOnlyConfig, length: int, path: str | Path) -> Iterator[tuple[str, Tensor]]:

@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from heedful.checkpoint import load_model, read_config
+from heedful.checkpoint import load_model, open_tokenizers, read_config
 from heedful.data.corpus import Line, read_texts
 from heedful.data.noise import restored
 from heedful.data.pieces import Texts
-from heedful.data.prepare import load_tokenizers
 from heedful.decoding.streams import cores
 from heedful.model.architecture import SequenceToSequence
 from heedful.model.int8 import quantize_int8
@@ -82,7 +81,7 @@ def open_denoiser(
         raise ValueError(f"{folder}: a model of kind {model.config.kind} does not write from a source")
     if quantize:
         quantize_int8(model)
-    (tokenizer,) = load_tokenizers(folder, columns=1)
+    (tokenizer,) = open_tokenizers(folder, model, columns=1)
     limit = int(read_config(folder).get("data", {}).get("max_length", 256))
     return Denoiser(
         model,
