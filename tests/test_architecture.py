@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "heedful"
 
 # From the ground up; what stands on one line does not know its neighbours. A part may know every line above it.
 LEVELS = [
-    {"files", "memory", "parts"},
+    {"bounded", "files", "memory", "parts"},
     {"config"},
     {"text", "model", "mini"},
     {"data", "families", "adapters", "evaluation", "objectives"},
@@ -26,15 +26,15 @@ LEVELS = [
 ]
 # Narrower than their line allows.
 ONLY = {
-    "text": {"config", "files"},
+    "text": {"bounded", "config", "files"},
     "mini": {"files"},
-    "model": {"config"},
-    "data": {"config", "files", "text"},
+    "model": {"bounded", "config"},
+    "data": {"bounded", "config", "files", "text"},
     "evaluation": {"text"},
     "families": {"config", "model"},
     "adapters": {"config", "model"},
     "objectives": {"model"},
-    "decoding": {"config", "files", "memory", "text", "data", "model"},
+    "decoding": {"bounded", "config", "files", "memory", "text", "data", "model"},
 }
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 

@@ -5,6 +5,7 @@ that often co-occur in sentence pairs.
 """
 
 import json
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from heedful.bounded import read_object, whole_number
 from heedful.data.padding import pad
 from heedful.files import write_text
 from heedful.model.architecture import SequenceToSequence
@@ -26,6 +28,7 @@ Tokenizers = Sequence[Tokenizer]  # for source and target
 Links = list[tuple[int, int]]  # (source word, target word), from 0
 LONGEST = 512  # words of a text that heads are tried on: token by word, that grows with the square
 BATCH = 64
+MOST = 1 << 20  # a bound for layers and heads
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,21 @@ class Aligner:
         path = folder / "alignment.json"
         if not path.is_file():
             raise ValueError(f"{folder} has no alignment.json: no alignment head has been chosen")
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
+        data = read_object(path)
+        layer, head = (whole_number(data, name, least=0, most=MOST, place=path) for name in ("layer", "head"))
+        score = data.get("score", 0.0)
+        if not isinstance(score, int | float) or not math.isfinite(score):
+            raise ValueError(f"{path}: score must be a number, not {score!r:.100}")
+        return cls(layer, head, score)
+
+    def refuse_misfit(self, model: SequenceToSequence, folder: Path) -> None:
+        """ValueError if the model does not have this head."""
+        looks = [module.heads for module in model.modules() if isinstance(module, MemoryAttention)]
+        depth = getattr(getattr(model.config, "decoder", None), "layers", 0)  # layers may share one
+        layers = max(len(looks), depth)
+        if looks and (self.layer >= layers or self.head >= max(looks)):
+            raise ValueError(f"{folder / 'alignment.json'} names head {self.head} of layer {self.layer}, but the model "
+                             f"has {max(looks)} heads in {layers} layers")  # fmt: skip
 
 
 def choose(

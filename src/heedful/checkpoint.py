@@ -16,17 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from heedful import parts
-from heedful.config import explain
+from heedful.bounded import header, one_line, opening, read_object, read_yaml, refuse_infinite
+from heedful.config import Config, explain
+from heedful.data.inputs import DataConfig
+from heedful.data.prepare import load_tokenizers
 from heedful.files import in_place, sync_folder, write_text
 from heedful.model.architecture import ArchitectureConfig, Model
-from heedful.model.create import layout
+from heedful.model.create import layout_within, refuse_misfits
+from heedful.text.tokenizer import Tokenizer, TokenizerConfig
 
 Tensors = dict[str, Tensor]
 CHECKSUMS = "checksums.json"
@@ -72,7 +75,7 @@ def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
         found = folder / str(step)
         problem = _problem(found)
         if problem is None:
-            return Checkpoint(step, found, json.loads((found / "state.json").read_text(encoding="utf-8")))
+            return Checkpoint(step, found, read_object(found / "state.json"))
         warn(f"checkpoint {step} is damaged ({problem}); falling back to the previous one")
     if steps(folder):
         raise ValueError(f"every checkpoint in {folder} is damaged; move that folder away to start over")
@@ -110,37 +113,72 @@ def save_weights(folder: Path, weights: Tensors) -> None:
         _write(weights, path)
 
 
+class FolderConfig(Config):
+    """The sections of config.yaml. The task's own file checks `task` when the folder is opened, and the recipe checks
+    `training` when a training is resumed."""
+
+    seed: int = Field(1, ge=0)
+    parts: tuple[str, ...] | str | None = None
+    start_from: str = ""
+    task: dict[str, Any] | str | None = None
+    model: dict[str, Any]
+    initialise: str = ""
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    training: dict[str, Any] = Field(default_factory=dict)
+
+
 def read_config(folder: Path) -> dict[str, Any]:
-    """The recipe of a model folder, as plain data."""
+    """The recipe of a model folder, as plain data, checked section by section."""
     path = folder / "config.yaml"
     if not path.is_file():
         raise ValueError(f"{folder} is not a model folder: there is no config.yaml in it")
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+    data = read_yaml(path)
     if not isinstance(data, dict) or "model" not in data:
         raise ValueError(f"{path} has no model section")
     parts.require(parts.listed(data.get("parts")), place=str(folder))
+    try:
+        with opening(path):
+            FolderConfig.model_validate(data)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {one_line(explain(error))}") from None
     return data
 
 
 def load_model(folder: Path) -> Model:
-    """The model of a folder, ready to use."""
-    data = read_config(folder)
+    """The model of a folder, ready to use. Nothing is built before the header of the weights shows that they fit."""
+    data, path = read_config(folder), folder / "model.safetensors"
     try:
-        config = ArchitectureConfig.model_validate(data["model"])
+        with opening(folder / "config.yaml"):
+            config = ArchitectureConfig.model_validate(data["model"])
     except ValidationError as error:
-        raise ValueError(f"{folder / 'config.yaml'}: {explain(error)}") from None
-    path = folder / "model.safetensors"
+        raise ValueError(f"{folder / 'config.yaml'}: {one_line(explain(error))}") from None
     if not path.is_file():
         raise ValueError(f"{folder} has no weights yet: there is no model.safetensors in it")
-    model = layout(config)
+    held = header(path)
+    model = layout_within(config, held, path)
+    refuse_misfits(model, held, path)
     try:
-        model.load_state_dict(load_file(path), assign=True)
+        with opening(path):
+            model.load_state_dict(load_file(path), assign=True)
     except (SafetensorError, RuntimeError) as error:
-        raise ValueError(f"{path} does not fit config.yaml: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{path} does not fit config.yaml: {one_line(error)}") from None
+    refuse_infinite(model.state_dict().items(), path)
     return model.eval()
+
+
+def open_tokenizers(folder: Path, model: Model, *, columns: int) -> list[Tokenizer]:
+    """The tokenizers of a folder, one per text column, which must have no more tokens than the model's tables rows."""
+    found = load_tokenizers(folder, columns=columns)
+    rows = getattr(model.config, "vocab", None)
+    sides = [getattr(model.config, "source_vocab", None) or rows, *[rows] * (columns - 1)] if columns > 1 else [rows]
+    for tokenizer, size in zip(found, sides, strict=True):
+        if size is not None and tokenizer.vocab > size:
+            raise ValueError(
+                f"the tokenizer of {folder} has {tokenizer.vocab:,} tokens, but its model knows {size:,}; it belongs "
+                "to another model"
+            )
+    return found
 
 
 def average(files: Sequence[Path], *, buffers: Collection[str] = ()) -> Tensors:
@@ -164,7 +202,7 @@ def _write(tensors: Tensors, path: Path) -> None:
 
 def _problem(folder: Path) -> str | None:
     try:
-        sums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        sums = read_object(folder / CHECKSUMS)
     except (OSError, ValueError):
         return "no checksums"
     for name, expected in sums.items():

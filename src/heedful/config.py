@@ -27,8 +27,10 @@ from pydantic import (
 )
 
 from heedful import parts
+from heedful.bounded import LARGEST_NUMBER
 
 Size = Annotated[int, Field(ge=1)]
+Layers = Annotated[int, Field(ge=1, le=1024)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 ConfigT = TypeVar("ConfigT", bound="Config")
 
@@ -36,15 +38,17 @@ ConfigT = TypeVar("ConfigT", bound="Config")
 class Config(BaseModel):
     """A frozen, self-validating set of keys. For an unknown key, the error suggests the nearest known one."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
-            for key in data:
+            for key, value in data.items():
                 if key not in cls.model_fields and not (key == "kind" and issubclass(cls, PartConfig)):
-                    raise ValueError(f"unknown key {key!r}{did_you_mean(key, cls.model_fields)}")
+                    raise ValueError(f"unknown key {key!r:.100}{did_you_mean(key, cls.model_fields)}")
+                if type(value) is int and abs(value) > (LARGEST_NUMBER if key != "seed" else (1 << 63) - 1):
+                    raise ValueError(f"{key} is too large; give a number of at most {LARGEST_NUMBER:,}")
         return data
 
 
@@ -162,7 +166,7 @@ def explain(error: ValidationError) -> str:
         where = ".".join(str(step) for step in problem["loc"])
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] != "value_error":
-            message = f"{message[0].lower()}{message[1:]}, not {problem['input']!r}"
+            message = f"{message[0].lower()}{message[1:]}, not {problem['input']!r:.200}"
         lines.append(f"{where}: {message}" if where else message)
     return "\n".join(lines)
 
@@ -170,7 +174,7 @@ def explain(error: ValidationError) -> str:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'layers'?`, or the list of known words if none is close."""
     known = list(known)
-    near = difflib.get_close_matches(str(word), known, n=1)
+    near = difflib.get_close_matches(str(word)[:100], known, n=1)
     if near:
         return f"; did you mean {near[0]!r}?"
     return f"; known: {', '.join(known)}" if known else ""

@@ -1,11 +1,12 @@
 """Atomic file writes: a file is complete or absent."""
 
+import errno
 import os
 import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
@@ -82,8 +83,9 @@ def _umask() -> int:
 
 
 @contextmanager
-def locked(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock while the block runs; a second process gets an error that names the holder. A kill releases it."""
+def locked(path: Path, what: str, *, wait: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Hold a lock while the block runs; a second process gets an error that names the holder, or, with `wait`, is told
+    so and waits. A kill releases it."""
     try:
         import fcntl
     except ImportError:  # not available on this system
@@ -93,12 +95,18 @@ def locked(path: Path, what: str) -> Iterator[None]:
     with path.open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             file.seek(0)
-            holder = file.read().strip() or "unknown"
-            raise ValueError(
-                f"{what} is already running in {path.parent} (process {holder}); wait for it, or stop it"
-            ) from None
+            holder = file.read(100).strip() or "unknown"
+            if wait is None:
+                raise ValueError(
+                    f"{what} is already running in {path.parent} (process {holder}); wait for it, or stop it"
+                ) from None
+            wait(f"waiting for process {holder}, which is {what}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+                raise  # on a file system without locks there are none
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -14,10 +14,9 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import load_model
+from heedful.checkpoint import load_model, open_tokenizers
 from heedful.config import did_you_mean
 from heedful.data.corpus import Line, read_texts
-from heedful.data.prepare import load_tokenizers
 from heedful.decoding.beam import Hypothesis
 from heedful.decoding.from_prompt import FromPrompt
 from heedful.decoding.generation import GenerationConfig, with_options
@@ -252,5 +251,5 @@ def load(folder: str | Path, *, recurrence: Recurrence | None = None, streams: i
     if not isinstance(model, LanguageModel):
         kind = model.config.kind
         raise ValueError(f"{folder}: a model of kind {kind} does not continue texts; use heedful translate or predict")
-    (tokenizer,) = load_tokenizers(folder, columns=1)
+    (tokenizer,) = open_tokenizers(folder, model, columns=1)
     return Generator(model, tokenizer, recurrence=recurrence, streams=cores() if streams is None else streams)

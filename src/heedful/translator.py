@@ -5,7 +5,6 @@
 'c b a'
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,11 +17,12 @@ import torch
 from torch import Tensor
 
 from heedful.alignment import Aligner, Links
-from heedful.checkpoint import load_model, read_config
+from heedful.bounded import read_object
+from heedful.checkpoint import load_model, open_tokenizers, read_config
 from heedful.data.batches import cut
 from heedful.data.padding import pad
-from heedful.data.prepare import load_tokenizers
 from heedful.decoding.beam import History, Hypothesis
+from heedful.decoding.before import Before
 from heedful.decoding.from_source import FromSource
 from heedful.decoding.generation import GenerationConfig, with_options
 from heedful.decoding.runner import Request, Runner
@@ -67,7 +67,8 @@ class Translation(Alternative):
 class Translator:
     """One model, or several with the same vocabulary whose probabilities are averaged. `aligner`: the alignment head;
     `shortlist`: the target tokens to consider for each source token; `streams`: batches translated in parallel;
-    `split`: whether texts are translated sentence by sentence; `language`: the source language, for splitting."""
+    `split`: whether texts are translated sentence by sentence; `language`: the source language, for splitting;
+    `context`: how many sentences before it the model sees when it translates one."""
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class Translator:
         streams: int = 1,
         split: bool = False,
         language: str = "",
+        context: int = 0,
     ) -> None:
         self.models = [model.eval() for model in models]
         self.starter = FromSource(self.models, tokenizers, shortlist=shortlist)
@@ -88,7 +90,8 @@ class Translator:
         self.limit = min([limit, *(model.source_limit or limit for model in models)])
         self.device = models[0].device
         self.aligner = aligner
-        self.split, self.language = split, language
+        self.split, self.language, self.context = split, language, context
+        self.before = Before(self.starter, context=context, limit=self.limit)
 
     @overload
     def translate(
@@ -129,8 +132,47 @@ class Translator:
         requests = [Request(text) if isinstance(text, str) else text for text in texts]
         return self.write(self.read(requests, split=split), config, **options)
 
+    def translate_document(
+        self,
+        texts: Sequence[str | Request],
+        config: GenerationConfig | None = None,
+        *,
+        context: Sequence[tuple[str, str]] = (),
+        **options: Any,
+    ) -> list[Translation]:
+        """Consecutive texts of one document: each is translated in the context of those before it, if the model was
+        trained with data.context. `context`: earlier texts and their translations."""
+        first, *others = [Request(text) if isinstance(text, str) else text for text in texts] or [Request("")]
+        document = [replace(first, context=context or first.context), *others]
+        return self.translate_documents([document], config, **options)[0][: len(texts)]
+
+    def translate_documents(
+        self, documents: Sequence[Sequence[str | Request]], config: GenerationConfig | None = None, **options: Any
+    ) -> list[list[Translation]]:
+        """The same for several documents. Sentence i of all of them is one batch, since sentence i + 1 needs its
+        translation. An empty text is no part of the context."""
+        config, others = with_options(config or GenerationConfig(), options)
+        every = [[Request(text) if isinstance(text, str) else text for text in texts] for texts in documents]
+        if not self.context:
+            flat = iter(self.translate_all([request for texts in every for request in texts], config, **others))
+            return [[next(flat) for _ in texts] for texts in every]
+        found: list[list[Translation]] = [[] for _ in every]
+        before: list[list[tuple[str, str]]] = [[] for _ in every]
+        for place in range(max(map(len, every), default=0)):
+            going = [number for number, texts in enumerate(every) if len(texts) > place]
+            for number in going:
+                before[number] += every[number][place].context
+            asked = [replace(every[number][place], context=tuple(before[number][-self.context :])) for number in going]
+            for number, request, one in zip(going, asked, self.translate_all(asked, config, **others), strict=True):
+                found[number].append(one)
+                if request.text.strip():
+                    before[number].append((request.text, one.text))
+        return found
+
     def read(self, requests: Sequence[Request], *, split: bool | None = None) -> list["Reading"]:
         """Split and tokenise, once. A text with a prefix or required phrases is not split into sentences."""
+        if not self.context and any(request.context for request in requests):
+            raise ValueError("this model reads single sentences; leave out the context, or train with data.context=1")
         whole = self.split if split is None else split
         wanted = [whole and not request.prefix and not request.required for request in requests]
         parts = self._parts([request.text for request in requests], wanted)
@@ -158,13 +200,17 @@ class Translator:
         owners = [owner for owner, reading in enumerate(readings) for _ in reading.parts]
         rows = [part.tokens for reading in readings for part in reading.parts]
         histories: list[History] | None = [[] for _ in rows] if history else None
-        written = self.runner.run(
-            self.starter.groups(rows, requests, config),
-            batch_tokens=batch_tokens,
-            batch_size=batch_size,
-            histories=histories,
-            dropped=None if dropped is None else lambda part: dropped(owners[part]),
-        )
+
+        def run(rows: Sequence[list[int]], requests: Sequence[Request]) -> dict[int, list[Hypothesis]]:
+            return self.runner.run(
+                self.starter.groups(rows, requests, config),
+                batch_tokens=batch_tokens,
+                batch_size=batch_size,
+                histories=histories,
+                dropped=None if dropped is None else lambda part: dropped(owners[part]),
+            )
+
+        written = self.before.run(run, rows, requests, owners, config) if self.context else run(rows, requests)
         found, first = [], 0
         for reading in readings:
             numbers = range(first, first + len(reading.parts))
@@ -245,9 +291,23 @@ class Translator:
             yield from self.translate(chunk, config, batch_tokens=batch_tokens)
 
     @torch.inference_mode()
-    def score(self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = 4096) -> list[list[float]]:
-        """The log-probability of each token of each target, its end included, given its source."""
+    def score(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        batch_tokens: int = 4096,
+        places: Sequence[int] | None = None,
+    ) -> list[list[float]]:
+        """The log-probability of each token of each target, its end included, given its source. `places`: of the pairs
+        in their documents, for models that read context."""
         sources, targets = self.source.encode([s for s, _ in pairs]), self.target.encode([t for _, t in pairs])
+        skipped = [0] * len(pairs)
+        if self.context and places is not None:
+            for number, place in enumerate(places):
+                before = pairs[number - min(place, self.context) : number]
+                request, sources[number] = self.before.read(Request(pairs[number][0]), sources[number], before)
+                (context,) = self.starter.written_before([request])
+                skipped[number], targets[number] = len(context), [*context, *targets[number]]
         lengths = np.array([[len(s) + 1, len(t) + 1] for s, t in zip(sources, targets, strict=True)]).reshape(-1, 2)
         found: list[list[float]] = [[] for _ in pairs]
         for chosen in cut(np.arange(len(pairs)), lengths, batch_tokens) if len(pairs) else []:
@@ -257,7 +317,7 @@ class Translator:
             log_probs = self._log_probs(source.to(self.device), valid.to(self.device), target.to(self.device))
             picked = log_probs.gather(-1, wanted.to(self.device)[..., None])[..., 0]
             for row, index in enumerate(chosen):
-                found[index] = picked[row, real[row].to(self.device)].tolist()
+                found[index] = picked[row, real[row].to(self.device)].tolist()[skipped[index] :]
         return found
 
     def _log_probs(self, source: Tensor, valid: Tensor, target: Tensor) -> Tensor:
@@ -384,7 +444,7 @@ def load(
     if quantize not in ("", "int8"):
         raise ValueError(f"unknown quantize {quantize!r}; known: int8")
     folders = [Path(name) for name in (folder, *others)]
-    models, digests = [], set()
+    models, tokenizers = [], []
     for place in folders:
         model = load_model(place)
         if not isinstance(model, SequenceToSequence):
@@ -394,29 +454,36 @@ def load(
         if quantize:
             quantize_int8(model)
         models.append(model)
-        digests.add(tuple(tokenizer.digest() for tokenizer in load_tokenizers(place, columns=2)))
-    if len(digests) > 1:
+        tokenizers.append(open_tokenizers(place, model, columns=2))
+    if len({tuple(tokenizer.digest() for tokenizer in both) for both in tokenizers}) > 1:
         raise ValueError("models of an ensemble must share their tokenizer; these do not")
     data = read_config(folders[0]).get("data", {})
     limit = data.get("max_length", 256)
     aligner = Aligner.load(folders[0]) if (folders[0] / "alignment.json").exists() else None
+    if aligner is not None:
+        aligner.refuse_misfit(models[0], folders[0])
     words = Shortlist.load(folders[0]) if shortlist else None
+    if words is not None:
+        words.refuse_misfit(folders[0], source_vocab=tokenizers[0][0].vocab, vocab=tokenizers[0][-1].vocab)
     return Translator(
         models,
-        load_tokenizers(folders[0], columns=2),
+        tokenizers[0],
         limit=limit,
         aligner=aligner,
         shortlist=words,
         streams=cores() if streams is None else streams,
         split=reads_sentences(folders[0]),
         language=str(data.get("source_language", "")),
+        context=int(data.get("context", 0)),
     )
 
 
 def reads_sentences(folder: Path) -> bool:
     """Whether the lines it was trained on are mostly single sentences: see `tasks/translation.py`."""
     try:
-        share = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))["several"]
-        return bool(share < SEVERAL)
-    except (OSError, ValueError, LookupError, TypeError):
+        share = read_object(folder / "sentences.json").get("several")
+    except FileNotFoundError:
         return True  # a folder of an older version
+    if not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ValueError(f"{folder / 'sentences.json'}: several must be a share from 0 to 1, not {share!r:.100}")
+    return share < SEVERAL

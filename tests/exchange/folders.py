@@ -106,6 +106,7 @@ def published(folder, family, **more):
         "t5": lambda: (hf.T5ForConditionalGeneration, hf.T5Config(
             vocab_size=vocab + 28, d_model=32, d_kv=16, d_ff=48, num_layers=2, num_heads=2, **ids, **more)),
         "bart": lambda: (hf.BartForConditionalGeneration, hf.BartConfig(vocab_size=vocab, **PAIRS, **ids, **more)),
+        "mbart": lambda: (hf.MBartForConditionalGeneration, hf.MBartConfig(vocab_size=vocab, **PAIRS, **ids, **more)),
         "marian": lambda: (hf.MarianMTModel, hf.MarianConfig(
             vocab_size=vocab, decoder_vocab_size=vocab, scale_embedding=True, **PAIRS, **ids, **more)),
     }[family]()  # fmt: skip
@@ -123,9 +124,9 @@ def _tokenizer(folder, family):
     """Write the tokenizer of a family; its size, and the ids that config.json states."""
     if family == "bert":
         return wordpiece_folder(folder), {"pad_token_id": 0}
-    if family in ("roberta", "bart"):
+    if family in ("roberta", "bart", "mbart"):
         ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
-        ids |= {"decoder_start_token_id": 2} if family == "bart" else {}
+        ids |= {"decoder_start_token_id": 2} if family != "roberta" else {}
         return bpe_folder(folder, family, ROBERTA).get_vocab_size(), ids
     if family == "gpt2":
         backend = bpe_folder(folder, family, ["<|endoftext|>"])

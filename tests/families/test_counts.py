@@ -15,6 +15,7 @@ PUBLISHED = {
     "albert-base": (12e6, 0.02),
     "bart-base": (139e6, 0.005),
     "bart-large": (406e6, 0.005),
+    "mbart-large": (610.9e6, 0.001),
     "longformer-base": (149e6, 0.005),
     "longformer-large": (435e6, 0.005),
     "led-base": (162e6, 0.005),

@@ -1,12 +1,13 @@
 """The grammar: every language by its rules, and files that do not leak into each other."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from heedful.mini import chinese, english, german
-from heedful.mini.corpus import held_back, make, write
+from heedful.mini.corpus import held_back, make, make_documents, write
 from heedful.mini.lexicon import adjectives, giving, going, nouns, places, saying, times, verbs
 from heedful.mini.meaning import Clause, Die, Phrase, Pronoun, Sentence
 
@@ -207,3 +208,22 @@ def test_mistakes():
         make("en-fr", 10)
     with pytest.raises(ValueError, match="lines is 0, but must be at least 1"):
         make("en-de", 0)
+
+
+def test_documents_of_two_sentences_whose_pronoun_needs_the_first(tmp_path):
+    found = make_documents("en-de", 400)
+    gender = {"Er": "m", "Sie": "f", "Es": "n"}
+    for split, documents in found.items():
+        assert len(documents) == {"train": 200, "valid": 10, "test": 10}[split]
+        for (first, _), (second, german_second) in documents:
+            words = re.findall(r"\w+", first.lower())
+            assert second.startswith("It ")
+            meant = [noun for noun in nouns if noun.en in words and noun.pronoun == "it"]
+            assert gender[german_second.split()[0]] in {noun.gender for noun in meant}, (first, german_second)
+    whole = ["\n".join(f"{source}\t{target}" for source, target in document) for document in found["train"]]
+    assert len(set(whole)) == 200
+    counts = write(tmp_path, "en-de", 400, documents=True)
+    assert counts["train"] == 400 and (tmp_path / "train.tsv").read_text() == "\n\n".join(whole) + "\n"
+    seconds = Counter(document[1][0] for document in found["train"])
+    pronouns = {(source, target.split()[0]) for _, (source, target) in found["train"]}
+    assert len(pronouns) > 1.2 * len(seconds), "the second sentence alone says which pronoun it is"

@@ -82,6 +82,8 @@ SEQ2SEQ = {
         hf.MarianConfig(**TWO_STACKS, decoder_vocab_size=VOCAB + 2, share_encoder_decoder_embeddings=False)
     ),
     "bart": lambda: hf.BartForConditionalGeneration(hf.BartConfig(**TWO_STACKS)),
+    "mbart": lambda: hf.MBartForConditionalGeneration(hf.MBartConfig(**TWO_STACKS)),
+    "mbart-kernels": lambda: hf.MBartForConditionalGeneration(hf.MBartConfig(**WIDE_STACKS, scale_embedding=True)),
     "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5, decoder_start_token_id=0)),
     "t5-v1.1": lambda: hf.T5ForConditionalGeneration(
         hf.T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0)

@@ -158,7 +158,7 @@ def _scored(folder: Path, recipe: "Recipe", seed: int, test: Path | None) -> Run
     last = [line for line in read_metrics(folder) if "final" in line]
     use = heedful.load(folder)
     scores, texts, model = dict(last[-1]["final"]), list[str](), getattr(use, "model", None)
-    if isinstance(use, heedful.Translator):
+    if isinstance(use, heedful.Translator) and not hasattr(use, "evaluate"):
         pairs = _pairs(folder, test)
         references = [target for _, target in pairs]
         texts = [one.text for one in use.translate([source for source, _ in pairs], split=False)]

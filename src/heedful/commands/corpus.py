@@ -20,6 +20,14 @@ def mini(
     lines: Annotated[int, typer.Option(help="Number of training pairs.")] = 20_000,
     out: Annotated[Path | None, typer.Option(help="The folder to write.", show_default="mini-PAIR")] = None,
     seed: Annotated[int, typer.Option(help="Random seed; another one gives other sentences.")] = 1,
+    documents: Annotated[
+        bool,
+        typer.Option(
+            "--documents",
+            help="Documents of two sentences, separated by blank lines: the second has a pronoun for a noun of the "
+            "first, for data.context=1.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
 ) -> None:
     """Write train.tsv, valid.tsv and test.tsv: correct sentences from a small grammar with a few hundred words.
@@ -37,7 +45,7 @@ def mini(
     from heedful.mini.corpus import write
 
     folder = out or Path(f"mini-{pair}")
-    counts = write(folder, pair, lines, seed=seed)
+    counts = write(folder, pair, lines, seed=seed, documents=documents)
     if as_json:
         print(json.dumps({"folder": str(folder), **counts}))
     else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from heedful.commands.lines import reading, refuse_overwriting
 from heedful.commands.options import Parts
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ def embed(
     from heedful.files import in_place
     from heedful.tasks._vectors import Embedder
 
-    if source != "-" and output != "-" and Path(source).resolve() == Path(output).resolve():
-        raise ValueError("the input would be overwritten; give --output another name")
+    if not text:
+        refuse_overwriting(source, output)
     texts = list(text) if text else _lines(source)
     embedder = heedful.load(model, expect=Embedder, **({"quantize": quantize} if quantize else {}))
     if output.endswith(".npy"):
@@ -62,13 +63,8 @@ def embed(
 
 def _lines(source: str) -> list[str]:
     """The lines of a file or of standard input; an empty one is an error, since vectors are matched to lines."""
-    if source == "-":
-        lines = [line.rstrip("\r\n") for line in sys.stdin]
-    elif not Path(source).is_file():
-        raise ValueError(f"there is no file {source}")
-    else:
-        text = Path(source).read_text(encoding="utf-8")
-        lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
+    with reading(source) as opened:
+        lines = list(opened)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             name = "standard input" if source == "-" else source

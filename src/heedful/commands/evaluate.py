@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,7 +63,7 @@ def evaluate(
         _warn_if_trained_on(folder, test)
     from heedful.translator import Translator, load
 
-    if not isinstance(first, Translator):
+    if not isinstance(first, Translator) or hasattr(first, "evaluate"):
         _show_numbers(first, folders, test, as_json)
         return
     from heedful.decoding.generation import GenerationConfig
@@ -70,7 +71,7 @@ def evaluate(
     from heedful.evaluation.metrics import tokenization
 
     recipe = read_config(folders[0])
-    pairs = _pairs(test)
+    pairs, places = _pairs(test, documents=any(read_config(one).get("data", {}).get("context") for one in folders))
     sources, references = [source for source, _ in pairs], [target for _, target in pairs]
     language = str(recipe.get("data", {}).get("target_language", ""))
     cut = tokenization(references, language=language, tokenize=tokenize)
@@ -80,7 +81,7 @@ def evaluate(
     results, texts = {}, {}
     for number, folder in enumerate(folders):
         translator = load(folder, **options) if number else first
-        results[str(folder)], texts[str(folder)] = _evaluate(translator, pairs, config, batch_tokens, cut.name)
+        results[str(folder)], texts[str(folder)] = _evaluate(translator, pairs, places, config, batch_tokens, cut.name)
     data: dict[str, Any] = {"test": test.name, "sentences": len(pairs), "models": results}
     best = texts[str(folders[0])]
     data["by_source_words"] = [
@@ -117,11 +118,12 @@ def _test_of(models: list[Path]) -> tuple[list[Path], Path]:
 
 def _warn_if_trained_on(folder: Path, test: Path) -> None:
     """Warn if the test file is the training file: the scores then say nothing about new texts."""
+    from heedful.bounded import read_object
     from heedful.data.digest import file_digest
 
     try:
-        trained = json.loads((folder / "asked.json").read_text(encoding="utf-8"))["data"]["train"]
-    except (OSError, ValueError, LookupError):
+        trained = read_object(folder / "asked.json")["data"]["train"]
+    except (OSError, ValueError, LookupError, TypeError):
         return
     if file_digest(test) in trained:
         print(
@@ -159,10 +161,10 @@ def score(
     from heedful.translator import load
 
     translators = [load(folder) for folder in folders]
-    pairs = _pairs(file)
-    scores = [translators[0].score(pairs)]
+    pairs, places = _pairs(file, documents=any(translator.context for translator in translators))
+    scores = [translators[0].score(pairs, places=places)]
     if len(translators) == 2:
-        scores.append(translators[1].score([(target, source) for source, target in pairs]))
+        scores.append(translators[1].score([(target, source) for source, target in pairs], places=places))
     for index, (source, target) in enumerate(pairs):
         found = [each[index] for each in scores]
         if as_json:
@@ -174,23 +176,29 @@ def score(
             print("\t".join([*(f"{sum(values):.4f}" for values in found), source, target]))
 
 
-def _pairs(file: Path) -> list[tuple[str, str]]:
+def _pairs(file: Path, *, documents: bool) -> tuple[list[tuple[str, str]], list[int]]:
+    """The pairs, and how many pairs of its document stand before each one."""
     from heedful.data.corpus import Fault, read_pairs
 
-    pairs = []
-    for line in read_pairs([file]):
+    pairs, places = [], []
+    for line in read_pairs([file], documents=documents):
         if isinstance(line, Fault):
             print(f"heedful: {line.file}:{line.number} skipped: {line.reason}", file=sys.stderr)
         else:
             pairs.append((line.texts[0], line.texts[1]))
+            places.append(line.before)
     if not pairs:
         raise ValueError(f"{file} has no usable pairs")
-    return pairs
+    if documents and len(pairs) > 1 and places.count(0) in (1, len(places)):
+        found = "one document" if any(places) else "a document for each line"
+        print(f"heedful: {file} is read as {found}, since it has no other blank lines or ids", file=sys.stderr)
+    return pairs, places
 
 
 def _evaluate(
     translator: "Translator",
     pairs: list[tuple[str, str]],
+    places: list[int],
     config: "GenerationConfig",
     batch_tokens: int,
     tokenize: str,
@@ -198,12 +206,12 @@ def _evaluate(
     from heedful.evaluation.metrics import score as scored
 
     began = time.monotonic()
-    texts = [
-        found.text
-        for found in translator.translate([s for s, _ in pairs], config, batch_tokens=batch_tokens, split=False)
-    ]
+    starts = [number for number, place in enumerate(places) if not place] if translator.context else [0]
+    documents = [[source for source, _ in pairs[start:end]] for start, end in pairwise([*starts, len(pairs)])]
+    found = translator.translate_documents(documents, config, batch_tokens=batch_tokens, split=False)
+    texts = [one.text for some in found for one in some]
     seconds = time.monotonic() - began
-    log_probs = translator.score(pairs)
+    log_probs = translator.score(pairs, places=places)
     tokens = sum(map(len, log_probs))
     results: dict[str, Any] = {
         name: {"score": one.value, "signature": one.signature}

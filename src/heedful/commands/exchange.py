@@ -8,6 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from heedful.exchange.hugging_face import Opened
+    from heedful.model.architecture import Model
     from heedful.text.tokenizer import Tokenizer
 
 TASKS = {
@@ -40,26 +41,31 @@ def import_model(
     from heedful.checkpoint import save_weights, state_of
     from heedful.data.prepare import save_tokenizers
     from heedful.exchange import published
-    from heedful.files import write_text
+    from heedful.files import locked, write_text
 
     if not published.is_published(source):
         raise ValueError(f"{source} is not {published.LAYOUTS}")
-    if (out / "config.yaml").exists():
-        raise ValueError(f"{out} already holds a model; choose another --out")
+    _refuse_model(out)
     opened = published.load(source)
     recipe = _recipe(opened, source)
     tokenizers = published.load_tokenizers(source, columns=2 if recipe["task"]["kind"] == "translation" else 1)
-    out.mkdir(parents=True, exist_ok=True)
-    save_weights(out, state_of(opened.model))
-    save_tokenizers(out, tokenizers)
-    if labels := published.labels(source):
-        write_text(out / "labels.json", json.dumps(labels, indent=2, ensure_ascii=False))
-    write_text(out / "README.md", f"# A {recipe['task']['kind']} model\n\nImported from {source.name}.\n")
-    write_text(out / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
+    with locked(out / ".lock", "a training or an import"):
+        _refuse_model(out)
+        save_weights(out, state_of(opened.model))
+        save_tokenizers(out, tokenizers)
+        if labels := published.labels(source):
+            write_text(out / "labels.json", json.dumps(labels, indent=2, ensure_ascii=False))
+        write_text(out / "README.md", f"# A {recipe['task']['kind']} model\n\nImported from {source.name}.\n")
+        write_text(out / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
     count = sum(parameter.numel() for parameter in opened.model.parameters())
     print(f"{out}: {recipe['task']['kind']}, {count:,} parameters, vocabulary {tokenizers[-1].vocab:,}")
     if note := published.remark(source):
         print(note)
+
+
+def _refuse_model(out: Path) -> None:
+    if (out / "config.yaml").exists():
+        raise ValueError(f"{out} already holds a model; choose another --out")
 
 
 def _recipe(opened: "Opened", source: Path) -> dict[str, Any]:
@@ -109,8 +115,7 @@ def export_model(
 
       heedful export runs/vectors --to sentence_transformers --out vectors-st
     """
-    from heedful.checkpoint import load_model, read_config
-    from heedful.data.prepare import load_tokenizers
+    from heedful.checkpoint import load_model, open_tokenizers, read_config
     from heedful.exchange import hugging_face, sentence_transformers
 
     recipe, model = read_config(folder), load_model(folder)
@@ -122,10 +127,10 @@ def export_model(
         raise ValueError(
             f"{folder} is a model for {kind}; only models for embedding have sentence-transformers' layout"
         )
-    tokenizers = load_tokenizers(folder, columns=2 if kind == "translation" else 1)
+    tokenizers = open_tokenizers(folder, model, columns=2 if kind == "translation" else 1)
     family = hugging_face.family_for(model)
     length = (recipe.get("data") or {}).get("max_length", 256)
-    hugging_face.save(model, out, family, details={**_details(tokenizers[-1], kind), **_labels(folder, kind)})
+    hugging_face.save(model, out, family, details={**_details(tokenizers[-1], model), **_labels(folder, kind)})
     types = bool(getattr(model.config, "token_types", 0))
     hugging_face.save_tokenizer(tokenizers[0], out, length=model.limit or length, types=types)
     if tokenizers[0] is not tokenizers[-1]:
@@ -137,22 +142,24 @@ def export_model(
     print(f"{out}: a {family} folder")
 
 
-def _details(tokenizer: "Tokenizer", kind: str) -> dict[str, Any]:
+def _details(tokenizer: "Tokenizer", model: "Model") -> dict[str, Any]:
     """The ids of special tokens, as config.json states them."""
+    from heedful.model.architecture import SequenceToSequence
+
     found = {f"{role}_token_id": tokenizer.special(role) for role in ("bos", "eos", "pad")}
-    if kind == "translation":
+    if isinstance(model, SequenceToSequence):
         found["decoder_start_token_id"] = tokenizer.start
     return {name: index for name, index in found.items() if index is not None}
 
 
 def _labels(folder: Path, kind: str) -> dict[str, Any]:
     """The names of the classes, and what kind of problem it is."""
+    from heedful.bounded import read_json
+
     try:
-        data = json.loads((folder / "labels.json").read_text(encoding="utf-8"))
+        data = read_json(folder / "labels.json")
     except FileNotFoundError:
         data = []
-    except ValueError as error:
-        raise ValueError(f"{folder / 'labels.json'} is not JSON: {error}") from None
     names = next(iter(data.values()), []) if isinstance(data, dict) else data
     found: dict[str, Any] = {}
     if names:

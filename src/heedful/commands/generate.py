@@ -1,12 +1,13 @@
 """`heedful generate`: a language model continues a prompt."""
 
 import json
-import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from heedful.commands.lines import reading
 from heedful.commands.options import Parts, generation_options
 
 
@@ -35,7 +36,8 @@ def generate(
     sampled = generation["do_sample"] and not greedy and generation["num_beams"] == 1
     config = parse(GenerationConfig, {**generation, "do_sample": sampled})
     generator = load(model)
-    prompts = prompt or [sys.stdin.read().rstrip("\n")]
+    with reading("-") if not prompt else nullcontext(iter(prompt)) as lines:
+        prompts = prompt or ["\n".join(lines).rstrip("\n")]
     for text, found in zip(prompts, generator.generate(prompts, config), strict=True):
         for one in found:
             if as_json:

@@ -3,8 +3,11 @@
 Subcommands import heavy modules only when they run, so that `heedful --help` is instant.
 """
 
+import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -14,6 +17,7 @@ from heedful.commands.answer import answer
 from heedful.commands.compare import compare
 from heedful.commands.corpus import corpus
 from heedful.commands.data import data
+from heedful.commands.distill import distill
 from heedful.commands.doctor import doctor
 from heedful.commands.embed import embed
 from heedful.commands.evaluate import evaluate, score
@@ -39,6 +43,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(translate)
+app.command()(distill)
 app.command()(predict)
 app.command()(evaluate)
 app.command()(score)
@@ -78,13 +83,57 @@ def options(
 
 def main() -> None:
     keep_freed_memory()
+    _write_utf8()
     try:
         sys.argv[1:] = understood(sys.argv[1:])
-        app()
+        with _quiet_when_nobody_reads():
+            app()
     except KeyboardInterrupt:
         sys.exit(130)
     except (ValueError, OSError) as error:
         if os.environ.get("HEEDFUL_DEBUG"):
             raise
-        print(f"heedful: {error}", file=sys.stderr)
+        print(f"heedful: {_said(error)}", file=sys.stderr)
         sys.exit(2)
+
+
+def _said(error: Exception) -> str:
+    from pydantic import ValidationError
+
+    from heedful.config import explain
+
+    return explain(error) if isinstance(error, ValidationError) else str(error)
+
+
+def _write_utf8() -> None:
+    """Texts are UTF-8 and lines end in a line feed, whatever the terminal's settings."""
+    for stream, errors in ((sys.stdout, "strict"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors, newline="\n")
+
+
+@contextmanager
+def _quiet_when_nobody_reads() -> Iterator[None]:
+    """If the reader of a pipe stops reading (`| head -1`), so does the command, without a word: exit code 141, as that
+    of a program that the system stops for it."""
+    try:
+        yield
+    except SystemExit as ended:
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # put there by typer, which ends with 1
+            _stop_writing()
+        if not ended.code:
+            _flush()
+        raise
+    _flush()
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _stop_writing()
+
+
+def _stop_writing() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer is written at the end
+    sys.exit(141)

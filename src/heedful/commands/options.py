@@ -26,7 +26,7 @@ Parts = Annotated[
     ),
 ]
 
-SHORT = {"num_beams": "-b", "num_return_sequences": "-n", "stop_strings": "--stop"}
+SHORT = {"num_beams": "-b", "num_return_sequences": "-n", "stop_strings": "--stop", "do_sample": "--sample"}
 
 
 def generation_options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -3,13 +3,14 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from heedful.commands.lines import as_line, reading, refuse_overwriting
 from heedful.commands.options import Parts
 
 if TYPE_CHECKING:
@@ -39,29 +40,16 @@ def predict(
     import heedful
     from heedful.files import in_place
 
-    if source != "-" and output != "-" and Path(source).resolve() == Path(output).resolve():
-        raise ValueError("the input would be overwritten; give --output another name")
-    if source != "-" and not Path(source).is_file():
-        raise ValueError(f"there is no file {source}")
-    with _lines(text, source) as lines:
+    if not text:
+        refuse_overwriting(source, output)
+    with nullcontext(iter(text)) if text else reading(source) as lines:
         answers = _answers(heedful.load(model), lines, as_json)
         if output == "-":
             for line in answers:
                 sys.stdout.write(line)
             return
-        with in_place(Path(output)) as temporary, temporary.open("w", encoding="utf-8") as file:
+        with in_place(Path(output)) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(answers)
-
-
-@contextmanager
-def _lines(texts: list[str] | None, source: str) -> Iterator[Iterator[str]]:
-    if texts:
-        yield iter(texts)
-    elif source == "-":
-        yield (line.rstrip("\r\n") for line in sys.stdin)
-    else:
-        with Path(source).open(encoding="utf-8") as file:
-            yield (line.rstrip("\r\n") for line in file)
 
 
 def _answers(use: "Use", lines: Iterator[str], as_json: bool) -> Iterator[str]:
@@ -69,4 +57,4 @@ def _answers(use: "Use", lines: Iterator[str], as_json: bool) -> Iterator[str]:
     while chunk := list(islice(lines, CHUNK)):
         for line, found in zip(chunk, use.predict(chunk), strict=True):
             said = json.dumps({"input": line, **found}, ensure_ascii=False) if as_json else show(found)
-            yield said.replace("\n", " ") + "\n"
+            yield as_line(said)

@@ -2,13 +2,15 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.commands.lines import as_line, chunks, progress, reading, refuse_overwriting
 from heedful.commands.options import Parts, generation_options
 
 if TYPE_CHECKING:
@@ -63,6 +65,9 @@ def translate(
     (required phrases) and `avoid` (banned phrases). Other fields are passed through, and the output is JSONL too. A
     line that cannot be translated is reported, gives an empty line, and makes the exit code 1.
 
+    A model that was trained with data.context sees the lines before, of the same document: a blank line begins a new
+    one, as does another `document` in JSONL.
+
     Examples:
 
       echo "Hello." | heedful translate runs/my-model
@@ -82,21 +87,25 @@ def translate(
     config = parse(GenerationConfig, generation)
     if mbr and (required or history or alignment or config.num_beam_groups > 1 or form in ("pharaoh", "words")):
         raise ValueError("--mbr chooses among samples; leave out --required, --history, --num-beam-groups, alignments")
-    if source != "-" and output != "-" and Path(source).resolve() == Path(output).resolve():
-        raise ValueError("the input would be overwritten; give --output another name")
+    refuse_overwriting(source, output)
     translator = load(*models, quantize=quantize, shortlist=shortlist, streams=streams or None)
     if input_format not in ("", "plain", "jsonl"):
         raise ValueError(f"input format {input_format!r} is not one of plain, jsonl")
     reads_json = input_format == "jsonl" or (not input_format and source.endswith((".jsonl", ".jsonl.gz")))
     as_json = form == "jsonl" or reads_json
 
+    if mbr and translator.context:
+        raise ValueError("--mbr chooses for each line by itself, but this model reads the lines before; leave it out")
+    documents = _Documents(translator.context)
+
     def answer(entries: list[dict[str, Any]]) -> "list[Translation]":
         requests = [_request(entry, required or [], banned or []) for entry in entries]
         if mbr:
             drawn = config.model_copy(update={"num_return_sequences": mbr})
             return translator.by_consensus(requests, drawn, batch_tokens=batch_tokens, split=split)
-        return translator.translate(
-            requests,
+        divided = documents.divided(entries, requests)
+        found = translator.translate_documents(
+            divided,
             config,
             batch_tokens=batch_tokens,
             alignment=form in ("pharaoh", "words") or (as_json and alignment),
@@ -104,10 +113,13 @@ def translate(
             replace_unknowns=replace_unknowns,
             split=split,
         )
+        documents.remember(divided, found)
+        return [one for some in found for one in some]
 
-    with _reading(source) as lines, _writing(output) as out, _progress(source, output == "-") as advance:
+    shown = not (output == "-" and sys.stdout.isatty()) and not (source == "-" and sys.stdin.isatty())
+    with reading(source) as lines, _writing(output) as out, progress(source, shown=shown) as advance:
         number = failed = 0
-        for chunk in _chunks(lines, 1 if source == "-" and sys.stdin.isatty() else READ_AHEAD):
+        for chunk in chunks(lines, 1 if source == "-" and sys.stdin.isatty() else READ_AHEAD):
             entries = [_object(line, reads_json) for line in chunk]
             for entry, found in zip(entries, answer(entries), strict=True):
                 number += 1
@@ -119,9 +131,48 @@ def translate(
                 out.write(_shown(number - 1, entry, found, "jsonl" if as_json else form))
             out.flush()
             advance(len(chunk))
+    if translator.context and number > 1 and not documents.follow:
+        print("heedful: every line is a document of its own, so none was translated in context", file=sys.stderr)
     if failed:
         print(f"heedful: {failed} of {number} lines could not be translated", file=sys.stderr)
         raise typer.Exit(1)
+
+
+class _Documents:
+    """Divides lines into documents, and carries the end of the latest one over to the lines that follow. `context`:
+    how many sentences before a model reads; if none, all lines are together. `follow`: how many lines follow another
+    in their document."""
+
+    def __init__(self, context: int) -> None:
+        self.context, self.follow = context, 0
+        self._before: list[tuple[str, str]] = []
+        self._latest: Any = None
+
+    def divided(self, entries: list[dict[str, Any]], requests: "list[Request]") -> "list[list[Request]]":
+        from heedful.data.documents import NAMES
+
+        if not self.context:
+            return [requests]
+        found: list[list[Request]] = [[]]
+        for entry, request in zip(entries, requests, strict=True):
+            name = next((entry[name] for name in NAMES if name in entry), None)
+            if name != self._latest or not request.text.strip():
+                found.append([])
+            self._latest = name
+            found[-1].append(request)
+        if found[0]:
+            found[0][0] = replace(found[0][0], context=tuple(self._before))
+        return found
+
+    def remember(self, asked: "list[list[Request]]", found: "list[list[Translation]]") -> None:
+        if not self.context:
+            return
+        texts = [
+            [(request.text, one.text) for request, one in zip(*both, strict=True) if request.text.strip()]
+            for both in zip(asked, found, strict=True)
+        ]
+        self.follow += sum(len(some) - 1 for some in texts if some) + bool(texts[0] and self._before)
+        self._before = [*(self._before if len(texts) == 1 else []), *texts[-1]][-self.context :]
 
 
 def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "Request":
@@ -139,43 +190,22 @@ def _request(entry: dict[str, Any], required: list[str], banned: list[str]) -> "
         return Request("")
 
 
-@contextmanager
-def _progress(source: str, shown_too: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar, if messages go to a terminal and the translations do not."""
-    if not sys.stderr.isatty() or (shown_too and sys.stdout.isatty()) or (source == "-" and sys.stdin.isatty()):
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("translating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=_line_count(source))
-        yield lambda count: bar.advance(task, count)
-
-
-def _line_count(source: str) -> int | None:
-    """The number of lines in a file; unknown for standard input."""
-    from heedful.data.lines import open_bytes
-
-    if source == "-":
-        return None
-    with open_bytes(Path(source)) as opened:
-        return sum(1 for _ in opened)
-
-
 def _object(line: str, as_json: bool) -> dict[str, Any]:
     if not as_json:
         return {"text": line}
     try:
         data = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict) or not isinstance(data.get("text"), str):
         return {"text": "", "error": "not a JSON object with a text field"}
     for key in ("constraints", "avoid"):
         if not isinstance(data.get(key, []), list):
             return {"text": "", "error": f"{key} is not a list of phrases"}
+    try:
+        json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return {"text": "", "error": "an unpaired surrogate, which is no text"}
     return data
 
 
@@ -184,7 +214,7 @@ def _shown(number: int, given: dict[str, Any], found: "Translation", form: str) 
     if form == "pharaoh":
         return " ".join(f"{source}-{target}" for source, target in found.alignment or []) + "\n"
     if form == "words":
-        return _with_sources(given["text"], found) + "\n"
+        return as_line(_with_sources(given["text"], found))
     if form == "jsonl":
         data = {**given, "sentence_id": number, "translation": found.text, "score": round(found.score, 6)}
         if found.alignment is not None:
@@ -195,14 +225,12 @@ def _shown(number: int, given: dict[str, Any], found: "Translation", form: str) 
             data["translations"] = [one.text for one in every]
             data["scores"] = [round(one.score, 6) for one in every]
         return json.dumps(data, ensure_ascii=False) + "\n"
-    texts = [one.text.replace("\n", " ") for one in every]
     if form == "nbest":
-        rows = [
-            f"{number} ||| {text} ||| log_prob= {sum(one.token_log_probs):.6f} ||| {one.score:.6f}"
-            for text, one in zip(texts, every, strict=True)
-        ]
-        return "\n".join(rows) + "\n"
-    return "\n".join(texts) + "\n"
+        return "".join(
+            as_line(f"{number} ||| {one.text} ||| log_prob= {sum(one.token_log_probs):.6f} ||| {one.score:.6f}")
+            for one in every
+        )
+    return "".join(as_line(one.text) for one in every)
 
 
 def _with_sources(text: str, found: "Translation") -> str:
@@ -221,47 +249,11 @@ def _with_sources(text: str, found: "Translation") -> str:
     )
 
 
-def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    chunk = []
-    for line in lines:
-        chunk.append(line)
-        if len(chunk) >= size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-@contextmanager
-def _reading(name: str) -> Iterator[Iterator[str]]:
-    """Lines of text; invalid UTF-8 is replaced and reported with its line number."""
-    from heedful.data.lines import open_bytes
-
-    if name != "-" and not Path(name).is_file():
-        raise ValueError(f"there is no file {name}")
-    opened: IO[bytes] = sys.stdin.buffer if name == "-" else open_bytes(Path(name))
-    try:
-        yield _decoded(opened)
-    finally:
-        if name != "-":
-            opened.close()
-
-
-def _decoded(opened: IO[bytes]) -> Iterator[str]:
-    for number, raw in enumerate(opened, start=1):
-        raw = raw.rstrip(b"\n").removesuffix(b"\r")
-        try:
-            yield raw.decode("utf-8")
-        except UnicodeDecodeError:
-            print(f"heedful: line {number} is not valid UTF-8; invalid bytes are replaced", file=sys.stderr)
-            yield raw.decode("utf-8", "replace")
-
-
 @contextmanager
 def _writing(name: str) -> Iterator[IO[str]]:
     """The output; lines that were written stay written if a later one fails."""
     if name == "-":
         yield sys.stdout
         return
-    with Path(name).open("w", encoding="utf-8") as file:
+    with Path(name).open("w", encoding="utf-8", newline="\n") as file:
         yield file

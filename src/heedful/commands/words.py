@@ -43,7 +43,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "--model": "give the model folder by itself: heedful translate runs/my-model",
     },
 }
-for verb in ("evaluate", "generate", "predict", "score", "serve"):
+for verb in ("distill", "evaluate", "generate", "predict", "score", "serve"):
     REFUSED[verb] = {"--device": ON_CPU, "--threads": THREADS}
 
 

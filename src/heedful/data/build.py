@@ -73,6 +73,8 @@ class Builder:
         self.tokens = [0] * len(self.texts)
         self.unknown_labels = 0
         self.too_long = 0
+        self.follows = dict.fromkeys(SPLITS, 0)  # how many rows of its document a next row would follow
+        self.places = {split: (folder / f"{split}.places").open("wb") for split in SPLITS if inputs.documents}
         self.raw = {split: (folder / f"{split}.jsonl").open("w", encoding="utf-8") for split in SPLITS[1:]}
 
     def build(self) -> dict[str, Any]:
@@ -86,7 +88,7 @@ class Builder:
                 self._add(name, chunk)
         for writer in self.writers.values():
             writer.close()
-        for file in self.raw.values():
+        for file in (*self.raw.values(), *self.places.values()):
             file.close()
         if not self.rows["train"]:
             raise ValueError(
@@ -119,6 +121,8 @@ class Builder:
                 line = lines[keep.index(False)]
                 raise ValueError(f"{line.place}: a text without any token; correct or remove the {line.unit}")
             self.too_long += len(keep) - sum(keep)
+            if self.places:
+                self.places[split].write(bytes(self._places(split, lines, keep)))
             lines = [line for line, kept in zip(lines, keep, strict=True) if kept]
             columns = [[row for row, kept in zip(rows, keep, strict=True) if kept] for rows in columns]
         self.writers[split].add(columns)
@@ -131,6 +135,14 @@ class Builder:
             for line in lines:
                 text = json.dumps(dict(zip(names, line.texts, strict=True)), ensure_ascii=False)
                 self.raw[split].write(text + "\n")
+
+    def _places(self, split: str, lines: list[Line], keep: list[bool]) -> Iterator[int]:
+        """For each row that is kept, how many rows before it belong to its document, without a gap."""
+        for line, kept in zip(lines, keep, strict=True):
+            before = self.follows[split] if line.before else 0
+            self.follows[split] = before + 1 if kept else 0
+            if kept:
+                yield min(before, 255)
 
     def _encoded(self, lines: list[Line]) -> list[list[list[int]]]:
         """Each column as rows of numbers: tokens, label numbers, tags by token, or bytes."""
@@ -190,7 +202,7 @@ class Split:
     def __init__(self, inputs: Inputs, data: DataConfig, usable: int, characters: int) -> None:
         wanted = data.held_out or min(1000, max(1, usable // (LABELLED if inputs.strict else PAIRS)))
         self.missing = [split for split in SPLITS[1:] if not getattr(inputs, split)]
-        self.rows = not is_document(inputs.columns)
+        self.rows, self.documents = not is_document(inputs.columns), inputs.documents
         texts = [place for place, column in enumerate(inputs.columns) if column.is_text]
         # Questions about the same context stay together: to have read it in training is half the answer.
         self.texts = texts[-1:] if has_answers(inputs.columns) else texts[:1]
@@ -209,8 +221,12 @@ class Split:
         return [(split, Line(line.file, line.number, (part,))) for split, part in parts if part]
 
     def _of_row(self, line: Line) -> str:
-        """Rows whose deciding texts differ only in case, spaces and punctuation stay together."""
-        texts = [line.texts[place] for place in self.texts] or ["\t".join(line.texts)]
+        """Rows whose deciding texts differ only in case, spaces and punctuation stay together, as do documents."""
+        texts = (
+            [line.document]
+            if self.documents
+            else [line.texts[place] for place in self.texts] or ["\t".join(line.texts)]
+        )
         source = near(texts[0]) or texts[0]
         place = int.from_bytes(blake2b(source.encode(), digest_size=8).digest()) / 2**64
         index = int(place / self.share)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from heedful.data.columns import PAIR, Column, is_document, is_pair, names_of
 from heedful.data.conll import as_word, is_conll, is_tagged, read_conll, to_iob2
+from heedful.data.documents import id_column, in_documents, with_id, with_key
 from heedful.data.layout import Layout, is_number, layout
 from heedful.data.lines import Fault, Line, read_lines
 
@@ -24,15 +25,17 @@ QUOTED_LINES = 50  # lines of a TSV that are examined to tell whether its cells 
 PAIR_KEYS = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"), ("en", "de"))
 
 
-def read_rows(files: Sequence[Path], columns: Sequence[Column], fields: Sequence[str] = ()) -> Iterator[Line | Fault]:
+def read_rows(
+    files: Sequence[Path], columns: Sequence[Column], fields: Sequence[str] = (), *, documents: bool = False
+) -> Iterator[Line | Fault]:
     """All rows of these files, in order. Files of pairs that are neither tables nor JSONL are read in parallel, two by
-    two. `fields`: the names of the columns in the files: see `layout`."""
+    two. `fields`: the names of the columns in the files: see `layout`; `documents`: with the ids of their documents."""
     if is_document(columns):
         yield from read_texts(files)
         return
     if row_format(files, columns) == "parallel":
         for source, target in zip(files[::2], files[1::2], strict=True):
-            yield from _read_parallel(source, target)
+            yield from _read_parallel(source, target, documents)
         return
     for file in files:
         if is_conll(file, columns):
@@ -41,19 +44,26 @@ def read_rows(files: Sequence[Path], columns: Sequence[Column], fields: Sequence
         kind = _format_of(file)
         if kind == "jsonl":
             for number, line in read_lines(file):
-                yield line if isinstance(line, Fault) else _from_jsonl(file.name, number, line, columns, fields)
+                row = line if isinstance(line, Fault) else _from_jsonl(file.name, number, line, columns, fields)
+                yield with_key(row, _object(line)) if documents and isinstance(line, str) else row
             continue
         places: Layout | None = None
+        ids: int | None = None
         for number, cells in _read_table(file):
             if isinstance(cells, Fault):
                 yield cells
                 continue
             if places is None:
                 places = layout(cells, columns, fields)
+                if documents:
+                    ids = id_column(cells if places.has_header else (), fields)
                 if places.has_header:
                     yield Fault(file.name, number, "header row")
                     continue
-            yield _from_cells(file.name, number, cells, columns, places)
+            if documents and not any(cell.strip() for cell in cells):
+                yield Fault(file.name, number, "empty line")
+                continue
+            yield with_id(_from_cells(file.name, number, cells, columns, places), cells, ids, len(columns))
 
 
 def table_start(file: Path, rows: int, columns: Sequence[Column] = PAIR) -> list[list[str]]:
@@ -72,6 +82,11 @@ def jsonl_start(file: Path) -> set[str]:
     return next((set(_object(line) or ()) for line in lines), set())
 
 
+def is_plain(file: Path) -> bool:
+    """Whether a file is plain text: neither a table nor JSONL."""
+    return _format_of(file) == "text"
+
+
 def _read_table(file: Path) -> Iterator[tuple[int, list[str] | Fault]]:
     """The cells of each row of a TSV or CSV file, numbered by the line that it starts in."""
     kind = _format_of(file)
@@ -82,8 +97,9 @@ def _read_table(file: Path) -> Iterator[tuple[int, list[str] | Fault]]:
         yield number, line if isinstance(line, Fault) else line.split("\t")
 
 
-def read_pairs(files: Sequence[Path]) -> Iterator[Line | Fault]:
-    return read_rows(files, PAIR)
+def read_pairs(files: Sequence[Path], *, documents: bool = False) -> Iterator[Line | Fault]:
+    rows = read_rows(files, PAIR, documents=documents)
+    return in_documents(rows) if documents else rows
 
 
 def read_texts(files: Sequence[Path]) -> Iterator[Line | Fault]:
@@ -282,7 +298,7 @@ def _object(line: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _read_parallel(source: Path, target: Path) -> Iterator[Line | Fault]:
+def _read_parallel(source: Path, target: Path, documents: bool) -> Iterator[Line | Fault]:
     for left, right in zip_longest(read_lines(source), read_lines(target)):
         if left is None or right is None:
             counts = [sum(1 for _ in read_lines(file)) for file in (source, target)]
@@ -295,6 +311,8 @@ def _read_parallel(source: Path, target: Path) -> Iterator[Line | Fault]:
             yield first
         elif isinstance(second, Fault):
             yield second
+        elif documents and not (first + second).strip():
+            yield Fault(source.name, number, "empty line")
         else:
             yield _row(source.name, number, (first, second), PAIR)
 

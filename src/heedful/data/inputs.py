@@ -11,6 +11,7 @@ from heedful.data.check import Report, check
 from heedful.data.columns import PAIR, Columns, has_answers, is_document
 from heedful.data.corpus import Fault, Line, read_rows, row_format
 from heedful.data.digest import known_digest
+from heedful.data.documents import in_documents, refuse_without
 from heedful.data.squad import read_questions
 
 SPLITS = ("train", "valid", "test")
@@ -21,7 +22,9 @@ class DataConfig(Config):
     for validation, and as many for testing, if there is no --valid; 0 = about one in fifty (of labelled rows one in
     ten), at most 1,000. A source sentence never occurs in two splits. Of plain text, the last tenth is held out.
     Languages are codes such as `en`, for users of the model and for BLEU's tokenizer. `fields`: the names of the files'
-    columns, as --fields gives them.
+    columns, as --fields gives them. `context`: the number of sentences before that a translator sees, on both sides,
+    of the same document (Tiedemann and Scherrer 2017): documents are rows with the same `document`, or rows between
+    blank lines, and are never divided between splits.
     """
 
     max_length: Size = 256
@@ -29,12 +32,13 @@ class DataConfig(Config):
     source_language: str = ""
     target_language: str = ""
     fields: tuple[str, ...] = ()
+    context: int = Field(0, ge=0, le=16)
 
 
 @dataclass(frozen=True)
 class Inputs:
     """The user's files and their columns. `strict`: a line that cannot be used is an error, where otherwise it is
-    skipped and counted."""
+    skipped and counted. `documents`: rows belong to documents, which are kept together."""
 
     train: tuple[Path, ...]
     valid: tuple[Path, ...] = ()
@@ -42,6 +46,7 @@ class Inputs:
     columns: Columns = PAIR
     fields: tuple[str, ...] = ()  # the names of the columns in the files: see `layout`
     strict: bool = False
+    documents: bool = False
 
     def __post_init__(self) -> None:
         ours = [column.name for column in self.columns]
@@ -57,6 +62,8 @@ class Inputs:
 
     def read(self, split: str) -> Iterator[Line | Fault]:
         files: tuple[Path, ...] = getattr(self, split)
+        if self.documents:
+            return in_documents(read_rows(files, self.columns, self.fields, documents=True))
         read = read_questions if has_answers(self.columns) else read_rows
         lines = read(files, self.columns, self.fields)
         return refuse_faults(lines) if self.strict else lines
@@ -77,6 +84,8 @@ def refuse_faults(lines: Iterable[Line | Fault]) -> Iterator[Line | Fault]:
 def look_over(inputs: Inputs) -> Report:
     """The report on the training files; an error if there is nothing usable."""
     others = []
+    if inputs.documents:
+        refuse_without(inputs.read("train"), ", ".join(file.name for file in inputs.train))
     for split in SPLITS[1:]:
         found = list(inputs.read(split)) if getattr(inputs, split) else []
         if found and not any(isinstance(line, Line) for line in found):

@@ -40,6 +40,8 @@ class Line(Placed):
     more: int = 0  # the number of columns, if there are more than are read
     note: str = ""  # what was corrected in reading it
     unit: str = "line"
+    document: str = ""  # the document it belongs to, and how many rows of it stand before: see `documents`
+    before: int = 0
 
 
 @dataclass(frozen=True)

@@ -96,19 +96,24 @@ class Packed:
         return found
 
     def draw(self, row: int, chance: np.random.Generator) -> Piece:
+        separator = np.array(self.separator, dtype=np.int64)
+        # None before the first or after the last text.
+        parts = [part for text in self.parts(row) for part in (separator, text)][1:]
+        return Piece((np.concatenate(parts)[: self.room] if parts else np.empty(0, dtype=np.int64),))
+
+    def parts(self, row: int) -> list[np.ndarray]:
+        """What is in a window of each of its documents, without separators."""
         place, end = row * self.room, min(self.size, (row + 1) * self.room)
         document = bisect_right(range(len(self.texts)), place, key=self._start) - 1
-        parts: list[np.ndarray] = []
+        found: list[np.ndarray] = []
         while place < end:
             first, last = self.texts.span(document)
             begin = self._start(document)
             inside = self.texts.tokens[first + place - begin : min(last, first + end - begin)]
             if len(inside):
-                parts += [np.array(self.separator)] if parts else []  # none before the first or after the last text
-                parts.append(inside.astype(np.int64))
+                found.append(inside.astype(np.int64))
             document, place = document + 1, self._start(document + 1)
-        tokens = np.concatenate(parts)[: end - row * self.room] if parts else np.empty(0, dtype=np.int64)
-        return Piece((tokens,))
+        return found
 
     def _start(self, document: int) -> int:
         """Where a document starts in the packed text."""

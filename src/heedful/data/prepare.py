@@ -13,15 +13,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from heedful.bounded import read_object
 from heedful.data.build import build, largest, split_for, usable
 from heedful.data.check import Report
 from heedful.data.columns import PAIR, Columns
+from heedful.data.digest import file_digest
 from heedful.data.inputs import DataConfig, Inputs, look_over
 from heedful.data.store import Store
-from heedful.text.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
+from heedful.files import locked, write_text
+from heedful.text.tokenizer import BREAK, Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
 
 TOKENIZER_LINES = 500_000  # more lines hardly improve a tokenizer
 FORMAT = "5"
+DIGESTS = "digests.json"  # of the tokenizers, as they were when their model was trained
 Notify = Callable[[str], None]
 
 
@@ -51,6 +57,11 @@ class Prepared:
     def has(self, split: str) -> bool:
         return bool(self.facts["rows"].get(split))
 
+    def places(self, split: str) -> np.ndarray:
+        """How many rows before each one belong to its document, where rows belong to documents."""
+        path = self.folder / f"{split}.places"
+        return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+
     def texts(self, split: str) -> list[tuple[str, ...]]:
         """The raw texts of a held-out split."""
         lines = (self.folder / f"{split}.jsonl").read_text(encoding="utf-8").split("\n")
@@ -77,6 +88,7 @@ def prepare(
     columns = [asdict(column) for column in inputs.columns]
     how = config.model_dump(exclude={"dropout", "file"})
     content = {**content, "fields": list(inputs.fields)} if inputs.fields else content
+    content = {**content, "documents": []} if inputs.documents else content
     tokenizers_key = _key(content, columns, how, data.held_out, words, list(specials))
     texts = sum(column.is_text for column in inputs.columns)
     if texts > 2 and not config.joint:
@@ -88,18 +100,22 @@ def prepare(
     tokenizers = _load_tokenizers(cache / "tokenizers" / tokenizers_key, texts) if given is None and texts else given
     tokenizers = [] if not texts else tokenizers
     if tokenizers is None:
-        if report is None:
-            notify("checking the corpus")
-            report = look_over(inputs)
-        notify("training the tokenizer")
-        tokenizers = _train_tokenizers(inputs, data, config, report, words, specials)
-        _keep_tokenizers(cache / "tokenizers" / tokenizers_key, tokenizers)
+        with locked(_lock(cache, tokenizers_key), "training the same tokenizer", wait=notify):
+            tokenizers = _load_tokenizers(cache / "tokenizers" / tokenizers_key, texts)  # by the one waited for
+            if tokenizers is None:
+                if report is None:
+                    notify("checking the corpus")
+                    report = look_over(inputs)
+                notify("training the tokenizer")
+                tokenizers = _train_tokenizers(inputs, data, config, report, words, specials)
+                _keep_tokenizers(cache / "tokenizers" / tokenizers_key, tokenizers)
     digests = [tokenizer.digest() for tokenizer in tokenizers]
     key = _key(content, columns, digests, data.max_length, data.held_out, inputs.strict)
     folder = cache / key
-    if not (folder / "facts.json").exists():
-        notify("tokenising the corpus")
-        build(folder, inputs, content, data, tokenizers, report or look_over(inputs))
+    with locked(_lock(cache, key), "tokenising the same corpus", wait=notify):
+        if not (folder / "facts.json").exists():
+            notify("tokenising the corpus")
+            build(folder, inputs, content, data, tokenizers, report or look_over(inputs))
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     return Prepared(folder=folder, tokenizers=tokenizers, facts=facts, columns=inputs.columns)
 
@@ -109,6 +125,10 @@ def default_cache() -> Path:
     if named := os.environ.get("HEEDFUL_CACHE"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "heedful"
+
+
+def _lock(cache: Path, key: str) -> Path:
+    return cache / "locks" / key
 
 
 def _key(*parts: object) -> str:
@@ -145,7 +165,10 @@ def _refuse_missing(specials: Sequence[str], tokenizers: Sequence[Tokenizer]) ->
     for tokenizer in tokenizers:
         missing = [special for special in specials if not tokenizer.has(special)]
         if missing:
-            raise ValueError(f"the task needs the special tokens {', '.join(missing)}, which this tokenizer lacks")
+            remedy = "; train a tokenizer with the model, or set data.context=0" if BREAK in missing else ""
+            raise ValueError(
+                f"the task needs the special tokens {', '.join(missing)}, which this tokenizer lacks{remedy}"
+            )
 
 
 def _load_tokenizers(folder: Path, columns: int) -> list[Tokenizer] | None:
@@ -166,12 +189,31 @@ def save_tokenizers(folder: Path, tokenizers: list[Tokenizer]) -> None:
     if tokenizers[0] is not tokenizers[-1]:
         tokenizers[0].save(folder / "source_tokenizer.json")
     tokenizers[-1].save(folder / "tokenizer.json")
+    names = ["tokenizer.json"] + ["source_tokenizer.json"] * (tokenizers[0] is not tokenizers[-1])
+    write_text(folder / DIGESTS, json.dumps({name: file_digest(folder / name) for name in names}, indent=2))
 
 
 def load_tokenizers(folder: Path, *, columns: int) -> list[Tokenizer]:
     """One tokenizer per text column: the source's own, if there is one, for the first; the target's for the others."""
     if not columns:
         return []
+    _refuse_exchanged(folder)
     last = Tokenizer.load(folder / "tokenizer.json")
     own = folder / "source_tokenizer.json"
     return [Tokenizer.load(own) if own.exists() and columns > 1 else last, *[last] * (columns - 1)]
+
+
+def _refuse_exchanged(folder: Path) -> None:
+    """A tokenizer other than the one that a model was trained with gives word salad. Folders of earlier versions do not
+    say which one it was."""
+    if not (folder / DIGESTS).is_file():
+        return
+    known = read_object(folder / DIGESTS)
+    for name in ("tokenizer.json", "source_tokenizer.json"):
+        if name in known and not (folder / name).is_file():
+            raise ValueError(f"there is no {folder / name}, with which the model was trained")
+        if name in known and file_digest(folder / name) != known[name]:
+            raise ValueError(
+                f"{folder / name} is not the one that the model was trained with; put that one back, or, if it was "
+                f"changed on purpose, delete {DIGESTS}"
+            )

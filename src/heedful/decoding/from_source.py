@@ -61,9 +61,13 @@ class FromSource:
                 one.refresh()
 
     def start(self, jobs: Sequence[Job], config: GenerationConfig) -> Start:
-        prefixes = self.target.encode([job.request.prefix for job in jobs])
+        before = self.written_before([job.request for job in jobs])
+        own = self.target.encode([job.request.prefix for job in jobs])
+        prefixes = [[*some, *prefix] for some, prefix in zip(before, own, strict=True)]
+        if any(before):
+            _refuse_in_context(config, jobs)
         required = [self._required(job.request.required) for job in jobs]
-        limits = self._limits(jobs, prefixes, required, config)
+        limits = self._limits(jobs, before, prefixes, required, config)
         eos, demands = self.target.eos, list[Required]()
         if any(required):
             demands = [Required(each, limit, eos, self.continues) for each, limit in zip(required, limits, strict=True)]
@@ -86,21 +90,41 @@ class FromSource:
         stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
         return Start(stepper, torch.full((len(jobs),), self.target.start, device=self.device), limits, rules)
 
+    def written_before(self, requests: Sequence[Request]) -> list[list[int]]:
+        """The tokens of the translations of the sentences before, each followed by a break."""
+        texts = iter(self.target.encode([target for request in requests for _, target in request.context]))
+        return [
+            [token for _ in request.context for token in (*next(texts), self.target.sentence_break)]
+            for request in requests
+        ]
+
     def _limits(
-        self, jobs: Sequence[Job], prefixes: list[list[int]], required: list[list[Phrase]], config: GenerationConfig
+        self,
+        jobs: Sequence[Job],
+        before: list[list[int]],
+        prefixes: list[list[int]],
+        required: list[list[Phrase]],
+        config: GenerationConfig,
     ) -> list[int]:
         least = [
             len(prefix) + sum(len(phrase.inside) + len(phrase.opening) for phrase in phrases) + 1
             for prefix, phrases in zip(prefixes, required, strict=True)
         ]
         limits = [
-            max(config.max_new_tokens or 2 * len(job.tokens) + 10, some) for job, some in zip(jobs, least, strict=True)
+            max(len(written) + (config.max_new_tokens or 2 * self._own_length(job) + 10), some)
+            for job, written, some in zip(jobs, before, least, strict=True)
         ]
         most = min([max(limits), *(model.limit or max(limits) for model in self.models)])
         if most < max(least):
             needed = max(least)
             raise ValueError(f"prefix and required phrases take {needed} tokens, but the model writes at most {most}")
         return [min(limit, most) for limit in limits]
+
+    def _own_length(self, job: Job) -> int:
+        """The tokens of a source, without the sentences before it."""
+        if not job.request.context:
+            return len(job.tokens)
+        return job.tokens[::-1].index(self.source.sentence_break)
 
     def _allowed(self, source: Tensor, prefixes: list[list[int]], required: list[list[Phrase]]) -> Tensor | None:
         """With a shortlist, the tokens each sentence may use, those it must contain included: sentences vocab."""
@@ -124,6 +148,18 @@ class FromSource:
         """Whether a token continues a word: it begins with a letter or digit, without a space before it."""
         texts = self.target.decode([token] for token in range(self.target.vocab))
         return torch.tensor([not is_unspaced(text[:1]) for text in texts], device=self.device)
+
+
+def _refuse_in_context(config: GenerationConfig, jobs: Sequence[Job]) -> None:
+    """What would apply to the sentences before, too."""
+    usual = GenerationConfig()
+    names = ("min_new_tokens", "no_repeat_ngram_size", "repetition_penalty", "stop_strings")
+    found = [name for name in names if getattr(config, name) != getattr(usual, name)]
+    if any(job.request.required for job in jobs):
+        found.append("required phrases")
+    if found:
+        raise ValueError(f"{', '.join(found)} cannot be used with sentences before; leave them out, or translate the "
+                         "sentence by itself")  # fmt: skip
 
 
 def _for_required(config: GenerationConfig) -> GenerationConfig:

@@ -30,12 +30,14 @@ Heard = Callable[[int, int, int, Tensor], bool]
 
 @dataclass(frozen=True)
 class Request:
-    """An input text, what its output must begin with, and phrases that the output must and must not contain."""
+    """An input text, what its output must begin with, and phrases that the output must and must not contain.
+    `context`: the sentences before it and their translations, for models that read them."""
 
     text: str
     prefix: str = ""
     required: Sequence[str] = ()
     banned: Sequence[str] = ()
+    context: Sequence[tuple[str, str]] = ()
 
     def __post_init__(self) -> None:
         for phrase in self.required:

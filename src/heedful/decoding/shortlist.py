@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from heedful.bounded import header
 from heedful.files import in_place
 
 Rows = Sequence[np.ndarray] | Sequence[Sequence[int]]
@@ -48,8 +49,26 @@ class Shortlist:
     def load(cls, folder: Path) -> "Shortlist":
         if not (folder / NAME).is_file():
             raise ValueError(f"{folder} has no {NAME}; it is written at the end of training")
-        tensors = load_file(folder / NAME)
+        path = folder / NAME
+        held = header(path)
+        shapes = [held[name].shape if name in held else None for name in ("table", "common", "joint")]
+        table, common, joint = shapes
+        if table is None or common is None or joint != () or (len(table), len(common)) != (2, 1) or not common[0]:
+            raise ValueError(f"{path} does not hold a shortlist: it needs a table, a list of common tokens, and joint")
+        if not {held["table"].dtype, held["common"].dtype} <= {"I32", "I64"}:
+            raise ValueError(f"{path} holds no whole numbers")
+        tensors = load_file(path)
         return cls(tensors["table"].long(), tensors["common"].long(), bool(tensors["joint"]))
+
+    def refuse_misfit(self, folder: Path, *, source_vocab: int, vocab: int) -> None:
+        """ValueError unless it has a row for each source token, and only tokens of the target's vocabulary."""
+        rows, each = self.table.shape
+        if rows < source_vocab or (self.joint and source_vocab > vocab) or max(each, len(self.common)) > vocab:
+            raise ValueError(f"{folder / NAME} has {rows:,} rows of {each:,} tokens, which does not fit vocabularies "
+                             f"of {source_vocab:,} and {vocab:,}")  # fmt: skip
+        for ids in (self.table, self.common):
+            if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+                raise ValueError(f"{folder / NAME} holds tokens outside the vocabulary of {vocab:,}")
 
 
 def learn(

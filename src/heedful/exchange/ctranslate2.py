@@ -5,7 +5,6 @@ uint8 rank, uint32 dimensions, uint8 item size (version 4 and later: a type numb
 Strings are a uint16 length and that many bytes, including a trailing zero.
 """
 
-import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from heedful.bounded import Held, opening, read_json, read_text, refuse_infinite, regular
 from heedful.families import transformer
 from heedful.model.architecture.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from heedful.model.create import layout_within
 from heedful.model.feedforward import FeedForwardConfig
 from heedful.model.heads import VocabularyConfig
 from heedful.model.multihead import MultiHeadConfig
@@ -36,19 +37,27 @@ class Opened:
 
 
 def load(folder: str | Path) -> Opened:
-    folder = Path(folder)
+    with opening(folder):
+        return _load(Path(folder))
+
+
+def _load(folder: Path) -> Opened:
     spec, variables = _read(folder / "model.bin")
     if spec not in HEADS:
         raise ValueError(f"{folder}: CTranslate2 spec {spec!r} is not supported; known: {', '.join(HEADS)}")
     weights = _dequantised(variables)
     config = _config(weights, HEADS[spec])
-    with torch.device("meta"):
-        model = config.build()
+    model = layout_within(config, {name: Held(tuple(one.shape), "F32") for name, one in weights.items()}, folder)
+    for name, parameter in model.named_parameters():
+        given = weights.get(_names(config).get(name, ""))
+        if given is not None and given.shape != parameter.shape:
+            raise ValueError(f"{folder}: {name} should have the shape {[*parameter.shape]}, not {[*given.shape]}")
     names = _names(config)
     state = {ours: weights[theirs] for ours, theirs in names.items() if theirs in weights}
     missing = [names.get(name, name) for name, _ in model.named_parameters() if name not in state]
     if missing:
         raise ValueError(f"{folder / 'model.bin'} lacks {missing[0]}")
+    refuse_infinite(state.items(), folder)
     model.load_state_dict(state, assign=True)
     source, target = _vocabulary(folder, "source"), _vocabulary(folder, "target")
     for words, rows in ((source, config.source_vocab), (target, config.vocab)):
@@ -56,12 +65,13 @@ def load(folder: str | Path) -> Opened:
             words.append("<unk>")
         elif rows != len(words):
             raise ValueError(f"{folder}: the vocabulary has {len(words)} tokens, but there are {rows} embeddings")
+    assert isinstance(model, EncoderDecoder)
     return Opened(model.eval(), source, target)
 
 
 def _read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     try:
-        data = path.read_bytes()
+        data = regular(path).read_bytes()
     except FileNotFoundError:
         raise ValueError(f"there is no {path}") from None
     place = 0
@@ -104,6 +114,8 @@ def _dequantised(variables: dict[str, np.ndarray]) -> dict[str, Tensor]:
     found = {}
     for name, values in variables.items():
         scale = variables.get(f"{name}_scale")
+        if scale is not None and (values.ndim == 0 or scale.size not in (1, len(values))):
+            raise ValueError(f"{name} has {values.shape[:1]} rows, but {scale.size} scales")
         numbers = values.astype(np.float32)
         if scale is not None:
             numbers = numbers / scale.astype(np.float32).reshape(-1, *[1] * (values.ndim - 1))
@@ -174,8 +186,10 @@ def _names(config: EncoderDecoderConfig) -> dict[str, str]:
 def _vocabulary(folder: Path, side: str) -> list[str]:
     for name in (f"{side}_vocabulary", "shared_vocabulary"):
         if (folder / f"{name}.json").exists():
-            words: list[str] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-            return words
+            words = read_json(folder / f"{name}.json")
+            if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+                raise ValueError(f"{folder / name}.json is not a list of tokens")
+            return list(words)
         if (folder / f"{name}.txt").exists():
-            return (folder / f"{name}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+            return read_text(folder / f"{name}.txt").split("\n")[:-1]
     raise ValueError(f"{folder} has no vocabulary for the {side}")

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.exchange import gguf_tokenizer
+from heedful.bounded import Held, opening, refuse_infinite
+from heedful.exchange import gguf_header, gguf_tokenizer
 from heedful.exchange.hugging_face import Opened
 from heedful.families import llama, their_names
 from heedful.model.architecture.decoder_only import DecoderOnlyConfig
-from heedful.model.create import layout
+from heedful.model.create import layout_within
 from heedful.model.position.rotary import Rotary, RotaryConfig, ScalingConfig
 from heedful.text.tokenizer import Tokenizer
 
@@ -48,10 +49,16 @@ def is_gguf(path: str | Path) -> bool:
 
 def load(path: str | Path) -> Opened:
     """The model in a file. Tensors that it does not use are an error: such a file holds another kind of model."""
-    file = _File(Path(path))
+    with opening(path):
+        return _load(Path(path))
+
+
+def _load(path: Path) -> Opened:
+    file = _File(path)
     config = file.config()
-    model = layout(config)
+    model = layout_within(config, file.held(), path)
     weights = {ours: file.weight(ours, parameter) for ours, parameter in model.named_parameters()}
+    refuse_infinite(weights.items(), path)
     unused = sorted(set(file.tensors) - file.used - {SCALES})
     if unused:
         raise ValueError(f"{path} contains {unused[0]}, which a LLaMA model does not have; it cannot be read")
@@ -61,12 +68,14 @@ def load(path: str | Path) -> Opened:
 
 def read_config(path: str | Path) -> DecoderOnlyConfig:
     """The config of the model in a file, without its weights."""
-    return _File(Path(path)).config()
+    with opening(path):
+        return _File(Path(path)).config()
 
 
 def tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in a file."""
-    return gguf_tokenizer.build(_File(Path(path)).keys, str(path))
+    with opening(path):
+        return gguf_tokenizer.build(_File(Path(path)).keys, str(path))
 
 
 class _File:
@@ -76,6 +85,10 @@ class _File:
         self.keys: Mapping[str, Any] = _Keys(reader)
         self.tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.used: set[str] = set()
+
+    def held(self) -> dict[str, Held]:
+        """The sizes of its tensors."""
+        return {name: Held(tuple(one.shape.tolist()), one.tensor_type.name) for name, one in self.tensors.items()}
 
     def _needed(self, key: str) -> Any:
         value = self.keys.get(key)
@@ -154,6 +167,8 @@ class _File:
 
         found = self._tensor(name)
         self.used.add(name)
+        if found.data.size == 0 or found.data.nbytes * 8 < found.n_elements:
+            raise ValueError(f"{self.path} is damaged: {name} ends too early")
         try:
             numbers = dequantize(found.data, found.tensor_type)
         except NotImplementedError:
@@ -193,6 +208,7 @@ def _reader(path: Path, changed: int) -> Any:
     except ImportError:
         raise ValueError("reading GGUF files needs the gguf package: pip install 'heedful[gguf]'") from None
     try:
+        gguf_header.check(path)
         return GGUFReader(path)
     except (ValueError, IndexError, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a GGUF file, or is damaged: {error}") from None

@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from pydantic import ValidationError
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from heedful.config import did_you_mean, kinds
+from heedful.bounded import Held, header, one_line, opening, read_object, refuse_infinite
+from heedful.config import did_you_mean, explain, kinds
 from heedful.families import Family, Names, State, family, their_names
 from heedful.files import in_place, write_text
 from heedful.model.architecture import ArchitectureConfig, Model
-from heedful.model.create import layout
+from heedful.model.create import FLOATING, layout_within
 from heedful.model.heads import PoolerConfig
 from heedful.model.linear import FusedLinear
 from heedful.text.tokenizer import ROLES, Tokenizer
@@ -55,23 +57,22 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = torch.float32) -> Op
     name, known = _family_of(theirs, folder)
     tensors = _Tensors(folder, known)
     config = _config_of(known, name, theirs, tensors.names, folder)
-    model = layout(config)
+    model = layout_within(config, tensors.held, folder)
     names = known.names(config)
-    weights = {
-        ours: _to_ours(ours, [tensors.read(theirs) for theirs in their_names(ours, names)], parameter.shape, known)
-        for ours, parameter in model.named_parameters()
-    }
-    left_out = tensors.left_out(names)
-    architecture = (theirs.get("architectures") or ["Model"])[0]
+    with opening(folder):
+        weights = {ours: tensors.ours(ours, names, parameter) for ours, parameter in model.named_parameters()}
+        left_out = tensors.left_out(names)
+        architecture = str((theirs.get("architectures") or ["Model"])[0])
+    refuse_infinite(weights.items(), folder)
     if known.architectures and not architecture.endswith(known.architectures):
         heads = ", ".join(head.kind for head in getattr(config, "heads", ())) or "none"
         warnings.warn(f"{folder}: unknown architecture {architecture!r}; heads inferred from the tensors: {heads}",
                       stacklevel=2)  # fmt: skip
     if left_out:
         warnings.warn(f"{folder}: skipped tensors that the model does not use: {_some(left_out)}", stacklevel=2)
-    model.load_state_dict(
-        {**weights, **_drawn(model), **tensors.own(name for name, _ in model.named_buffers())}, assign=True
-    )
+    with opening(folder):
+        drawn = {**_drawn(model), **tensors.own(name for name, _ in model.named_buffers())}
+        model.load_state_dict({**weights, **drawn}, assign=True)
     beyond = set(theirs) - {"model_type"} - set(known.write_config(config))
     return Opened(
         model=model.to(dtype) if dtype else model,
@@ -192,10 +193,17 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, *, length: int, types: bo
 
 
 def _config_of(known: Family, name: str, theirs: dict[str, Any], tensors: set[str], folder: Path) -> ArchitectureConfig:
+    path = folder / "config.json"
     try:
-        return known.read_config(theirs, tensors)
-    except KeyError as error:
-        raise ValueError(f"{folder / 'config.json'} has no {error}, which a {name} model needs") from None
+        with opening(path):
+            found = known.read_config(theirs, tensors)
+            return type(found).model_validate(found.model_dump())  # a family may have changed it without a check
+    except ValidationError as error:
+        raise ValueError(f"{path}: {one_line(explain(error))}") from None
+    except ValueError as error:
+        if isinstance(error.__cause__, KeyError):
+            raise ValueError(f"{path} has no {error.__cause__}, which a {name} model needs") from None
+        raise
 
 
 OWN = "heedful."  # before names of tensors that their models do not have, such as random directions
@@ -207,8 +215,9 @@ class _Tensors:
     def __init__(self, folder: Path, known: Family) -> None:
         self.folder = folder
         self.family = known
-        files = _tensor_files(folder)
-        self.files = {_today(name, known, of=files): (name, file) for name, file in files.items()}
+        found = _held(folder)
+        self.files = {_today(name, known, of=found): (name, file) for name, (file, _) in found.items()}
+        self.held = {_today(name, known, of=found): held for name, (_, held) in found.items()}
         self.names = set(self.files)
         self.used: set[str] = set()
 
@@ -224,6 +233,17 @@ class _Tensors:
         with safe_open(file, framework="pt") as opened:
             tensor: Tensor = opened.get_tensor(stored)
         return self.family.reads(name, tensor)
+
+    def ours(self, name: str, table: Names, parameter: Tensor) -> Tensor:
+        """One of our parameters. Sizes are compared before anything is read."""
+        theirs = their_names(name, table)
+        held = [self.held[today] for one in theirs if (today := _today(one, self.family)) in self.held]
+        if held and sum(one.count for one in held) < parameter.numel():
+            shapes = " and ".join(str(one.shape) for one in held)
+            raise ValueError(f"{name} should have the shape {tuple(parameter.shape)}, but has {shapes} in the file")
+        if any(one.dtype not in FLOATING for one in held):
+            raise ValueError(f"{self.folder}: {theirs[0]} holds no floating-point numbers, but {held[0].dtype}")
+        return _to_ours(name, [self.read(one) for one in theirs], parameter.shape, self.family)
 
     def own(self, wanted: Iterable[str]) -> State:
         """Those of `wanted` that Heedful wrote beside theirs."""
@@ -276,10 +296,18 @@ def _some(names: list[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def _tensor_files(folder: Path) -> dict[str, Path]:
+def _held(folder: Path) -> dict[str, tuple[Path, Held]]:
+    """The file of each tensor, and its size there."""
     if (folder / INDEX).exists():
-        shards = _read_json(folder / INDEX).get("weight_map", {})
-        return {name: folder / Path(file).name for name, file in shards.items()}
+        shards = _read_json(folder / INDEX).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
+            raise ValueError(f"{folder / INDEX} has no weight_map that names a file for each tensor")
+        files = {name: folder / Path(file).name for name, file in shards.items()}
+        held = {file: _header(file) for file in set(files.values())}
+        for name, file in files.items():
+            if name not in held[file]:
+                raise ValueError(f"{file} has no tensor {name}, which {INDEX} says it has")
+        return {name: (file, held[file][name]) for name, file in files.items()}
     path = folder / WEIGHTS
     if not path.exists():
         if (folder / "pytorch_model.bin").exists():
@@ -287,11 +315,13 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
                 f"{folder} has only pytorch_model.bin, a pickle, which can run code; convert it to safetensors"
             )
         raise ValueError(f"{folder} has no {WEIGHTS}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return dict.fromkeys(file.keys(), path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+    return {name: (path, held) for name, held in _header(path).items()}
+
+
+def _header(file: Path) -> dict[str, Held]:
+    if not file.is_file():
+        raise ValueError(f"there is no {file}, which {INDEX} names")
+    return header(file)
 
 
 def _to_ours(ours: str, pieces: list[Tensor | None], shape: torch.Size, known: Family) -> Tensor:
@@ -342,7 +372,7 @@ def _without_dropout(data: Any, path: str = "") -> dict[str, Any]:
 
 
 def _family_of(theirs: dict[str, Any], folder: Path) -> tuple[str, Family]:
-    name = theirs.get("model_type", "")
+    name = str(theirs.get("model_type", ""))
     if name not in kinds("families") or family(name).model_type != name:
         known = [kind for kind in kinds("families") if family(kind).model_type == kind]
         raise ValueError(f"{folder}: unknown model_type {name!r}{did_you_mean(name, known)}")
@@ -351,11 +381,6 @@ def _family_of(theirs: dict[str, Any], folder: Path) -> tuple[str, Family]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except FileNotFoundError:
         raise ValueError(f"there is no {path}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return data

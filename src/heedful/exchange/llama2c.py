@@ -2,26 +2,39 @@
 
 import struct
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from heedful.bounded import Held, opening, refuse_infinite, regular
 from heedful.families import transformer
 from heedful.families.llama import llama
 from heedful.model.architecture.decoder_only import DecoderOnly, DecoderOnlyConfig
+from heedful.model.create import layout_within
 
 
 def load(path: str | Path) -> DecoderOnly:
     """The model in a .bin file, with rows reordered for our `rotary` positions."""
-    data = Path(path).read_bytes()
+    with opening(path):
+        return _load(Path(path))
+
+
+def _load(path: Path) -> DecoderOnly:
+    with regular(path).open("rb") as file:
+        data = file.read(28)
     if len(data) < 28:
         raise ValueError(f"{path} is too short for a llama2.c model")
     width, hidden, layers, heads, kv_heads, vocab, length = struct.unpack("<7i", data[:28])
     if min(width, hidden, layers, heads, kv_heads, length) < 1:
         raise ValueError(f"{path} is not a llama2.c model in the first format: its sizes are not positive")
+    numbers = path.stat().st_size // 4 - 7
+    smallest = layers * (2 * width * width + 3 * width * hidden) + abs(vocab) * width
+    if smallest > numbers or layers > numbers:
+        raise ValueError(f"{path} has {numbers:,} numbers, but its header requires more than {smallest:,}")
     config = llama(
         width=width,
         hidden=hidden,
@@ -31,10 +44,12 @@ def load(path: str | Path) -> DecoderOnly:
         vocab=abs(vocab),
         tie=vocab > 0,
     )
-    numbers = torch.from_numpy(np.frombuffer(data, dtype="<f4", offset=28).copy())
-    with torch.device("meta"):
-        model = config.build()
-    model.load_state_dict(dict(_weights(numbers, config, length, path)), assign=True)
+    model = layout_within(config, {"numbers": Held((numbers,), "F32"), **{str(n): Held((), "") for n in range(layers)}},
+                          path)  # fmt: skip
+    values = torch.from_numpy(np.fromfile(path, dtype="<f4", offset=28))
+    refuse_infinite([("the weights", values)], path)
+    model.load_state_dict(dict(_weights(values, config, length, path)), assign=True)
+    assert isinstance(model, DecoderOnly)
     return model
 
 
@@ -59,7 +74,7 @@ def _weights(numbers: Tensor, config: DecoderOnlyConfig, length: int, path: str 
     }
     if config.tie == "none":
         shapes["head"] = (config.vocab, width)
-    ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes.values())])
+    ends = list(accumulate((prod(shape) for shape in shapes.values()), initial=0))
     if len(numbers) != ends[-1]:
         raise ValueError(f"{path} has {len(numbers):,} numbers, but its header requires {ends[-1]:,}")
     pieces = zip(shapes.items(), pairwise(ends), strict=True)

@@ -40,6 +40,8 @@ def labels(path: str | Path) -> list[str]:
     """The names of the classes, in order; empty if the folder has none but LABEL_0, LABEL_1 ..."""
     found = {} if Path(path).is_file() else read_json(sentence_transformers.body(path) / "config.json") or {}
     named = found.get("id2label") or {}
+    if not isinstance(named, dict):
+        raise ValueError(f"{path}: id2label in config.json must be an object, not {named!r:.100}")
     names = [str(named.get(str(index), "")) for index in range(len(named))]
     return [] if names == [f"LABEL_{index}" for index in range(len(names))] or not all(names) else names
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from heedful import bounded
+from heedful.bounded import whole_number
 from heedful.exchange import tokenizers
 from heedful.exchange.tokenizers import read_json
 from heedful.files import write_text
@@ -52,7 +54,11 @@ def body(folder: str | Path) -> Path:
 
 def read(folder: str | Path) -> Pooling:
     """The pooling of a folder. Steps that cannot be reproduced are errors."""
-    folder = Path(folder)
+    with bounded.opening(folder):
+        return _read(Path(folder))
+
+
+def _read(folder: Path) -> Pooling:
     modules = _modules(folder)
     kinds = [kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -90,7 +96,7 @@ def write(folder: str | Path, pooling: Pooling, *, width: int) -> None:
 def _modules(folder: Path) -> list[tuple[str, str]]:
     """The steps of a folder: (kind, path)."""
     try:
-        data = json.loads((folder / MODULES).read_text(encoding="utf-8"))
+        data = bounded.read_json(folder / MODULES)
         found = [(str(step["type"]).rpartition(".")[2], str(step["path"])) for step in data]
     except FileNotFoundError:
         raise ValueError(f"there is no {folder / MODULES}: {folder} is not a sentence-transformers folder") from None
@@ -118,9 +124,12 @@ def _max_length(settings: dict[str, Any], folder: Path) -> int:
     """What the folder says, but no more than its model has positions for."""
     said = settings.get("max_seq_length") or (read_json(folder / "tokenizer_config.json") or {}).get("model_max_length")
     config = read_json(folder / "config.json") or {}
-    positions = config.get("max_position_embeddings", 512)
+    positions = whole_number({"max_position_embeddings": 512, **config}, "max_position_embeddings", least=3,
+                             most=bounded.LARGEST_NUMBER, place=folder / "config.json")  # fmt: skip
     if config.get("model_type") in ("roberta", "xlm-roberta", "longformer"):
         positions -= 2  # they count from 2
+    if not isinstance(said or 1, int | float) or (said or 1) < 1:
+        raise ValueError(f"{folder}: the longest text must be a number of tokens, not {said!r:.100}")
     return int(min(said or positions, positions))
 
 

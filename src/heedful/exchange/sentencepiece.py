@@ -7,6 +7,7 @@ A .model file is a Protocol Buffers message; the few fields that matter are read
     3 normalizer        2 character map, 3 prefix space (default true), 4 remove extra spaces (default true)
 """
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from typing import Any
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from heedful.bounded import regular
+
+LARGEST, LONGEST = 64 << 20, 1024  # bytes of a file and of a piece, whose cuts are counted
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 KINDS = {1: "unigram", 2: "bpe"}
 SPACE = "▁"
@@ -54,7 +58,7 @@ class Pieces:
 def read(path: str | Path) -> Pieces:
     """The model in a .model file."""
     try:
-        return _parse(Path(path).read_bytes())
+        return _parse(regular(Path(path), LARGEST).read_bytes())
     except FileNotFoundError:
         raise ValueError(f"there is no {path}") from None
     except (IndexError, struct.error, UnicodeDecodeError, TypeError, AttributeError) as error:
@@ -81,7 +85,10 @@ def _parse(data: bytes) -> Pieces:
 
 def _piece(fields: dict[int, list[Any]]) -> Piece:
     (score,) = struct.unpack("<f", fields.get(2, [b"\0\0\0\0"])[-1])
-    return Piece(fields.get(1, [b""])[-1].decode(), score, fields.get(3, [NORMAL])[-1])
+    text = fields.get(1, [b""])[-1]
+    if len(text) > LONGEST or not math.isfinite(score):
+        raise IndexError(f"a piece of {len(text):,} bytes with the score {score}")
+    return Piece(text.decode(), score, fields.get(3, [NORMAL])[-1])
 
 
 def _fields(data: bytes) -> dict[int, list[Any]]:
@@ -105,6 +112,8 @@ def _walk(data: bytes) -> Iterator[tuple[int, Any]]:
             shift += 7
             if byte < 128:
                 return value
+            if shift > 63:
+                raise IndexError("a number of more than 64 bits")
 
     while place < len(data):
         tag = integer()

@@ -7,7 +7,6 @@ vocab.json, merges.txt                      byte-level BPE: GPT-2, RoBERTa, BART
 vocab.txt                                   WordPiece: BERT
 """
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +16,13 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
+from heedful.bounded import opening, read_object, read_text, whole_number
 from heedful.exchange import sentencepiece
 from heedful.exchange.sentencepiece import CONTROL, NORMAL, UNKNOWN, UNUSED, Piece, Pieces
 from heedful.text.tokenizer import Tokenizer, special_names
 
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model", "sentencepiece.model")
+MOST_EXTRA = 10_000  # of T5's <extra_id_0>, <extra_id_1>, ...
 FILES = "tokenizer.json, vocab.txt, vocab.json with merges.txt, spiece.model, tokenizer.model, source.spm"
 MBART = "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"  # noqa: E501
 
@@ -84,6 +85,11 @@ def load_columns(folder: str | Path, *, columns: int) -> list[Tokenizer]:
     folder = Path(folder)
     if not columns:
         return []
+    with opening(folder):
+        return _columns(folder, columns)
+
+
+def _columns(folder: Path, columns: int) -> list[Tokenizer]:
     own = "source" if columns > 1 else "target"
     if (folder / "tokenizer.json").is_file():
         last = Tokenizer.load(folder / "tokenizer.json")
@@ -122,7 +128,7 @@ class _Folder:
         if not self.settings.get("do_basic_tokenize", True):
             raise ValueError(f"{self.folder}: WordPiece with do_basic_tokenize=false is not supported")
         habits = self._habits(BERT)
-        lines = (self.folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
+        lines = read_text(self.folder / "vocab.txt").split("\n")
         vocabulary = {token.rstrip("\r"): index for index, token in enumerate(lines[:-1] if not lines[-1] else lines)}
         if habits.names["unk"] not in vocabulary:
             raise ValueError(f"{self.folder / 'vocab.txt'} has no {habits.names['unk']}, which WordPiece needs")
@@ -140,7 +146,7 @@ class _Folder:
     def byte_bpe(self) -> Tokenizer:
         habits = self._habits(GPT2 if self.family in ("", "gpt2") else ROBERTA)
         vocabulary = read_json(self.folder / "vocab.json") or {}
-        lines = (self.folder / "merges.txt").read_text(encoding="utf-8").split("\n")
+        lines = read_text(self.folder / "merges.txt").split("\n")
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         return self._finished(byte_level(vocabulary, merges, prefix=self._prefix_space()), habits, trim=True)
 
@@ -156,7 +162,9 @@ class _Folder:
         controls = [*found.with_kind(CONTROL), *found.with_kind(UNKNOWN)]
         sentinels: Sequence[str] = ()
         if self.family == "t5":
-            sentinels = [f"<extra_id_{number}>" for number in reversed(range(self.settings.get("extra_ids", 100)))]
+            given = {"extra_ids": 100, **self.settings}
+            count = whole_number(given, "extra_ids", least=0, most=MOST_EXTRA, place=self.folder)
+            sentinels = [f"<extra_id_{number}>" for number in reversed(range(count))]
         return self._finished(made, habits, more=[*controls, *sentinels])
 
     def _before(self) -> list[Any]:
@@ -268,11 +276,6 @@ def _fairseq(found: Pieces, languages: Sequence[str]) -> Pieces:
 def read_json(path: Path) -> dict[str, Any] | None:
     """None if there is no such file."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except FileNotFoundError:
         return None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return data

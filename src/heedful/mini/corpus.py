@@ -17,34 +17,50 @@ ONE_OF = 12  # partners of a word are kept for the test; of a word with few of t
 
 def make(pair: str, lines: int, *, seed: int = 1) -> dict[str, list[tuple[str, str]]]:
     """`lines` sentences to train on, and a twentieth as many, but at most 1,000, to validate and to test on."""
+    found = _drawn(pair, lines, seed, lambda die: [die.sentence()])
+    return {split: [row for document in documents for row in document] for split, documents in found.items()}
+
+
+def make_documents(pair: str, lines: int, *, seed: int = 1) -> dict[str, list[list[tuple[str, str]]]]:
+    """The same as documents of two sentences, the second of which has a pronoun for a noun of the first."""
+    return _drawn(pair, max(1, lines // 2), seed, Die.document)
+
+
+def _drawn(
+    pair: str, count: int, seed: int, draw: Callable[[Die], list[Sentence]]
+) -> dict[str, list[list[tuple[str, str]]]]:
     if pair not in PAIRS:
         raise ValueError(f"there is no pair {pair!r}; known: {', '.join(PAIRS)}")
-    if lines < 1:
-        raise ValueError(f"lines is {lines}, but must be at least 1")
+    if count < 1:
+        raise ValueError(f"lines is {count}, but must be at least 1")
     translate, die, new = LANGUAGES[pair.partition("-")[2]], Die(seed), held_back(seed)
-    wanted = {"train": lines, "valid": max(1, min(1000, lines // 20)), "test": max(1, min(1000, lines // 20))}
-    found: dict[str, list[tuple[str, str]]] = {split: [] for split in wanted}
+    wanted = {"train": count, "valid": max(1, min(1000, count // 20)), "test": max(1, min(1000, count // 20))}
+    found: dict[str, list[list[tuple[str, str]]]] = {split: [] for split in wanted}
     seen: set[str] = set()
-    while any(len(found[split]) < count for split, count in wanted.items()):
-        meaning = die.sentence()
-        source = english.sentence(meaning)
-        if source in seen:
+    while any(len(found[split]) < number for split, number in wanted.items()):
+        meanings = draw(die)
+        sources = [english.sentence(meaning) for meaning in meanings]
+        if "\n".join(sources) in seen:
             continue
-        is_new = any(words in new for words in meaning.pairs())
+        is_new = any(words in new for meaning in meanings for words in meaning.pairs())
         split = "test" if is_new else "valid" if len(found["valid"]) < wanted["valid"] else "train"
         if len(found[split]) < wanted[split]:
-            seen.add(source)
-            found[split].append((source, translate(meaning)))
+            seen.add("\n".join(sources))
+            found[split].append(list(zip(sources, map(translate, meanings), strict=True)))
     return found
 
 
-def write(folder: Path, pair: str, lines: int, *, seed: int = 1) -> dict[str, int]:
-    """train.tsv, valid.tsv and test.tsv; gives how many lines each has."""
-    found = make(pair, lines, seed=seed)
+def write(folder: Path, pair: str, lines: int, *, seed: int = 1, documents: bool = False) -> dict[str, int]:
+    """train.tsv, valid.tsv and test.tsv; gives how many pairs each has. Documents are separated by blank lines."""
+    if documents:
+        found = make_documents(pair, lines, seed=seed)
+    else:
+        found = {split: [rows] for split, rows in make(pair, lines, seed=seed).items()}
     folder.mkdir(parents=True, exist_ok=True)
-    for split, pairs in found.items():
-        write_text(folder / f"{split}.tsv", "".join(f"{source}\t{target}\n" for source, target in pairs))
-    return {split: len(pairs) for split, pairs in found.items()}
+    for split, every in found.items():
+        texts = ["".join(f"{source}\t{target}\n" for source, target in rows) for rows in every]
+        write_text(folder / f"{split}.tsv", "\n".join(texts))
+    return {split: sum(map(len, every)) for split, every in found.items()}
 
 
 def held_back(seed: int) -> set[tuple[str, str]]:

@@ -137,6 +137,21 @@ class Die:
         made: Sentence = getattr(self, f"_{kind}")()
         return made if made.has_no_word_twice() else self.sentence()
 
+    def document(self) -> list[Sentence]:
+        """The man has bought a lamp. It is very old: what `it` stands for is said in the sentence before."""
+        while True:
+            first = Sentence(self.clause(short=True, modal=False))
+            things = [phrase for phrase in _phrases(first.main) if phrase.noun.pronoun == "it" and not phrase.is_plural]
+            if not things or not first.has_no_word_twice():
+                continue
+            meant = self.chance.choice(things).noun
+            others = frozenset[str]().union(*(phrase.noun.tags for phrase in things if phrase.noun is not meant))
+            fitting = [word for word in QUALITIES if word.tags & meant.tags and not word.tags & others]
+            fitting = [word for word in fitting if word is not first.main.quality]
+            if fitting:
+                degree = self.chance.choice(["", "very", "too"])
+                return [first, Sentence(self._quality(Pronoun("it", meant), fitting, first.main.tense, degree))]
+
     def _plain(self) -> Sentence:
         return Sentence(self.clause())
 

@@ -1,5 +1,6 @@
 """Many heads around one mix: project, split, rotate, mix, merge, project.      Vaswani et al. 2017, section 3.2.2"""
 
+import math
 from typing import Any
 
 import torch
@@ -243,4 +244,5 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})

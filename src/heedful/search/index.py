@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from heedful.bounded import opening, read_object, regular
 from heedful.data.digest import file_digest
 from heedful.files import sync_folder, write_text
 from heedful.search.documents import Document
@@ -96,8 +97,9 @@ class Index:
 
     def __init__(self, folder: Path, *, model: Path | None = None, load: Callable[[Path], Embeds]) -> None:
         try:
-            facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+            facts = read_object(folder / FACTS)
             self.size, known = int(facts["documents"]), facts["model"]
+            self._where, self._digest = ("", "") if known is None else (str(known["folder"]), str(known["digest"]))
         except FileNotFoundError:
             raise ValueError(f"{folder} is not an index (it has no {FACTS}); build one with: heedful index DOCS --out "
                              f"{folder}") from None  # fmt: skip
@@ -106,8 +108,7 @@ class Index:
         if not self.size:
             raise ValueError(f"{folder} holds no documents; build the index again from documents with text")
         self.folder, self._load = folder, load
-        self.model = None if known is None else model or Path(known["folder"])
-        self._digest = "" if known is None else str(known["digest"])
+        self.model = None if known is None else model or Path(self._where)
         self._lines: list[str] | None = None
         self._words: Words | None = None
         self._vectors: Vectors | None = None
@@ -144,12 +145,18 @@ class Index:
         return [fuse(pair, k) for pair in zip(by_words, by_vectors, strict=True)]
 
     def document(self, place: int) -> Document:
-        return Document(**json.loads(self.lines[place]))
+        with opening(self.folder / "documents.jsonl"):
+            found = Document(**json.loads(self.lines[place]))
+            if not all(isinstance(value, str) for value in vars(found).values()):
+                raise ValueError("a document's id, title and text must be strings")
+            return found
 
     @property
     def lines(self) -> list[str]:
         if self._lines is None:
-            self._lines = (self.folder / "documents.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+            with opening(self.folder):
+                text = regular(self.folder / "documents.jsonl").read_text(encoding="utf-8")
+                self._lines = text.split("\n")[:-1]
             if len(self._lines) != self.size:
                 raise ValueError(f"{self.folder / 'documents.jsonl'} has {len(self._lines):,} documents, but the index "
                                  f"{self.size:,}; build the index again")  # fmt: skip
@@ -157,12 +164,12 @@ class Index:
 
     @property
     def words(self) -> Words:
-        self._words = self._words or Words.load(self.folder / "words")
+        self._words = self._words or Words.load(self.folder / "words", documents=len(self.lines))
         return self._words
 
     @property
     def vectors(self) -> Vectors:
-        self._vectors = self._vectors or Vectors.load(self.folder)
+        self._vectors = self._vectors or Vectors.load(self.folder, documents=len(self.lines))
         return self._vectors
 
     @property

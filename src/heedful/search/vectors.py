@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from heedful.bounded import opening, regular
 from heedful.files import in_place
 from heedful.search.fusion import Ranking, top
 
+GRAPH = 4096  # bytes of a document in the graph, at most, besides its vector
 NEIGHBOURS, BUILD, SEARCH = 32, 80, 128  # of a document in the graph; candidates kept while building, while searching
 
 
@@ -36,7 +38,12 @@ class Vectors:
     def search(self, query: np.ndarray, k: int) -> Ranking:
         query = unit(query[None])[0]
         if self.graph is None:
-            return top(self.rows @ query, k)
+            if self.rows.shape[1] != len(query):
+                raise ValueError(f"the model gives {len(query)} numbers and the index has {self.rows.shape[1]}")
+            scores = self.rows @ query
+            if not np.isfinite(scores).all():
+                raise ValueError("the index holds vectors that are NaN or infinite; build it again")
+            return top(scores, k)
         self.graph.hnsw.efSearch = max(SEARCH, k)
         scores, places = self.graph.search(query[None], min(k, len(self.rows)))
         found = zip(places[0].tolist(), scores[0].tolist(), strict=True)
@@ -49,10 +56,20 @@ class Vectors:
             _faiss().write_index(self.graph, str(folder / "vectors.faiss"))
 
     @classmethod
-    def load(cls, folder: Path) -> "Vectors":
-        graph = folder / "vectors.faiss"
-        rows = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
-        return cls(rows, _faiss().read_index(str(graph)) if graph.exists() else None)
+    def load(cls, folder: Path, *, documents: int) -> "Vectors":
+        """faiss reads its file without checks, so it is read only if it has the size that such a graph has."""
+        path, file = folder / "vectors.npy", folder / "vectors.faiss"
+        with opening(path):
+            rows = np.load(regular(path), mmap_mode="r", allow_pickle=False)
+            if rows.ndim != 2 or len(rows) != documents or rows.dtype != np.float32:
+                raise ValueError(f"{path} does not hold {documents:,} vectors; build the index again")
+        if not file.exists():
+            return cls(rows)
+        with opening(file):
+            graph = _faiss().read_index(str(regular(file, 4 * rows.nbytes + GRAPH * documents)))
+            if (graph.ntotal, graph.d) != rows.shape:
+                raise ValueError(f"{file} is not the graph of these {documents:,} vectors; build the index again")
+        return cls(rows, graph)
 
 
 def unit(rows: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from heedful.bounded import opening, read_json, regular
 from heedful.search.fusion import Ranking, top
 from heedful.text.words import words
 
@@ -43,15 +44,35 @@ class Words:
         return top(self.scores(asked), k, above=0.0) if asked else []
 
     def scores(self, asked: Sequence[str]) -> np.ndarray:
-        return np.asarray(self._index.get_scores(list(asked)))
+        with opening("the index of words"):
+            return np.asarray(self._index.get_scores(list(asked)))
 
     def save(self, folder: Path) -> None:
         self._index.save(str(folder), show_progress=False)
 
     @classmethod
-    def load(cls, folder: Path) -> "Words":
-        """Arrays and JSON; nothing is unpickled."""
-        return cls(_bm25s().BM25.load(str(folder), allow_pickle=False, show_progress=False))
+    def load(cls, folder: Path, *, documents: int) -> "Words":
+        """Arrays and JSON; nothing is unpickled. The arrays are checked, since the library indexes with them."""
+        library = _bm25s()
+        with opening(folder):
+            for file in folder.iterdir():
+                if regular(file).suffix == ".json":
+                    read_json(file)
+            index = library.BM25.load(str(folder), allow_pickle=False, show_progress=False)
+            data, places, starts = (np.asarray(index.scores[name]) for name in ("data", "indices", "indptr"))
+            known, words = index.vocab_dict, len(starts) - 1
+            if not (
+                index.scores["num_docs"] == documents
+                and data.ndim == places.ndim == starts.ndim == 1
+                and len(data) == len(places) == starts[-1]
+                and starts[0] == 0
+                and (np.diff(starts) >= 0).all()
+                and (not len(places) or 0 <= places.min() <= places.max() < documents)
+                and np.isfinite(data).all()
+                and all(type(place) is int and 0 <= place < words + (not word) for word, place in known.items())
+            ):
+                raise ValueError(f"{folder} is damaged: it is not the index of {documents:,} documents; build it again")
+        return cls(index)
 
 
 def _bm25s() -> Any:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.datastructures import UploadFile
@@ -54,8 +54,20 @@ class Context:
     async def translate(
         self, request: Request, model: Translating, texts: Sequence[Text], settings: Settings
     ) -> list[Translation]:
-        """In the order of `texts`; see `answers`."""
-        return await self.answers(request, model.engine, texts, settings)
+        """In the order of `texts`; see `answers`. For a model that reads context they are one document: each waits for
+        the translations of those before it."""
+        context = model.translator.context
+        if not context:
+            return await self.answers(request, model.engine, texts, settings)
+        found: list[Translation] = []
+        before: list[tuple[str, str]] = []
+        deadline = asyncio.get_running_loop().time() + self.options.timeout
+        for text in texts:
+            before = [*before, *text.context][-context:]
+            asked = [replace(text, context=tuple(before))]
+            found += await self.answers(request, model.engine, asked, settings, deadline=deadline)
+            before.append((text.text, found[-1].text))
+        return found
 
     async def predict(self, request: Request, model: Predicting, lines: Sequence[Line]) -> list[Any]:
         """In the order of `lines`; see `answers`. What the model cannot read is the client's mistake."""
@@ -66,20 +78,27 @@ class Context:
             raise RefusedError(400, str(error)) from None
 
     async def answers(
-        self, request: Request, engine: Engine[Any, Any, Any], requests: Sequence[Any], settings: Settings
+        self,
+        request: Request,
+        engine: Engine[Any, Any, Any],
+        requests: Sequence[Any],
+        settings: Settings,
+        *,
+        deadline: float | None = None,
     ) -> list[Any]:
         """In the order of `requests`. If the client disconnects or the request times out, its jobs are cancelled."""
         jobs = submitted(engine, requests, settings)
         try:
-            return await self._wait(request, jobs)
+            return await self._wait(request, jobs, deadline)
         finally:
             for job in jobs:
                 if not job.future.done():
                     job.give_up()
 
-    async def _wait(self, request: Request, jobs: Sequence[Job[Any, Any]]) -> list[Any]:
+    async def _wait(self, request: Request, jobs: Sequence[Job[Any, Any]], deadline: float | None = None) -> list[Any]:
         futures = [asyncio.wrap_future(job.future) for job in jobs]
-        deadline = asyncio.get_running_loop().time() + self.options.timeout
+        if deadline is None:
+            deadline = asyncio.get_running_loop().time() + self.options.timeout
         waiting: set[asyncio.Future[Any]] = set(futures)
         while waiting:
             _, waiting = await asyncio.wait(waiting, timeout=POLL)

@@ -27,6 +27,7 @@ from heedful.serving.models import Predicting, Served, Translating, Writing
 from heedful.serving.predicting import lines_of
 
 Phrase = Annotated[str, Field(max_length=200)]
+Sentence = Annotated[str, Field(max_length=2000)]
 Phrases = Annotated[list[Phrase], Field(max_length=20)]
 NO_MODEL: dict[int | str, dict[str, Any]] = {**REFUSALS, 404: {"description": "There is no such model."}}
 MOST_INSPECTED = 2_000  # characters
@@ -39,7 +40,8 @@ class Body(BaseModel):
 
 
 class Asked(Body):
-    """What to translate, and how. `model`: its name; by default the first."""
+    """What to translate, and how. `model`: its name; by default the first. For a model that reads context, the texts
+    are consecutive sentences of a document; `context`: those before them, each with its translation."""
 
     text: str | list[str]
     model: str = ""
@@ -50,6 +52,7 @@ class Asked(Body):
     target_prefix: str = Field("", max_length=2000)
     constraints: Phrases = []
     avoid: Phrases = []
+    context: Annotated[list[tuple[Sentence, Sentence]], Field(max_length=16)] = []
     alignment: bool = True
 
     def config(self) -> GenerationConfig:
@@ -61,7 +64,9 @@ class Asked(Body):
         )
 
     def requests(self, texts: list[str]) -> list[Text]:
-        return [_request(text, self.target_prefix, self.constraints, self.avoid) for text in texts]
+        found = [_request(text, self.target_prefix, self.constraints, self.avoid) for text in texts]
+        before = tuple((clean(source), clean(target)) for source, target in self.context)
+        return [replace(one, context=before) if place == 0 else one for place, one in enumerate(found)]
 
 
 class Inspected(Body):
@@ -131,6 +136,8 @@ def routes(context: Context) -> APIRouter:
         model = _translating(context, asked.model)
         settings = Settings(asked.config(), alignment=asked.alignment and model.translator.aligner is not None)
         requests = asked.requests(texts)
+        if asked.context and not model.translator.context:
+            raise RefusedError(400, f"model {model.name} reads single sentences; leave out context")
         found = await context.translate(request, model, requests, settings) if texts else []
         both = zip(requests, found, strict=True)
         return {

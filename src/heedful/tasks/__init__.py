@@ -17,6 +17,7 @@ from heedful.data.columns import Columns
 from heedful.data.prepare import Prepared
 from heedful.model.architecture import Model
 from heedful.objectives import Loss
+from heedful.text.tokenizer import Tokenizer
 
 Direction = Literal["higher", "lower"]  # which is better
 State = dict[str, Tensor]  # what a task carries from step to step
@@ -34,13 +35,14 @@ class Scores:
 class Settings:
     """What a task gets from the recipe besides its own keys. `language`: the code of the target language; `cost`: of a
     token in a text of so many, for batches of about equal cost; `max_length`: the tokens of a window that a model reads
-    at once."""
+    at once; `context`: the sentences before that it sees."""
 
     label_smoothing: float = 0.0
     bpe_dropout: float = 0.0
     language: str = ""
     cost: Cost = same_for_all
     max_length: int = 256
+    context: int = 0
 
 
 class Batch(Protocol):
@@ -125,6 +127,7 @@ class TaskConfig(PartConfig):
                  cannot be split into parts, and a recipe that asks for it is refused
     gathers      whether processes may share a step although its loss does not add up, since the task gathers the rows
                  of all processes itself: with its attribute `world`, which the trainer sets
+    in_context   whether it can show a model the sentences before in a document: data.context
     labelled     whether rows are examples that people labelled, of which none may be lost: a row that cannot be used is
                  an error, and texts longer than data.max_length are kept whole, since the task reads them in windows
     sizes        the recipes that `--budget` chooses a model from; none = the recipe's own model
@@ -137,6 +140,7 @@ class TaskConfig(PartConfig):
     specials: ClassVar[tuple[str, ...]] = ()
     adds_up: ClassVar[bool] = True
     gathers: ClassVar[bool] = False
+    in_context: ClassVar[bool] = False
     labelled: ClassVar[bool] = False
     sizes: ClassVar[tuple[str, ...]] = ()
     note: ClassVar[str] = ""
@@ -149,6 +153,11 @@ class TaskConfig(PartConfig):
     def for_columns(self, width: int, names: Collection[str]) -> "TaskConfig":
         """The task for files with rows of so many cells (0 = not a table), and these names in the header row or as
         keys: where the task can read one text or two, the files decide."""
+        return self
+
+    def for_tokenizer(self, tokenizer: Tokenizer) -> "TaskConfig":
+        """The task for a tokenizer that exists already, since training starts from a model: where the task can do with
+        other special tokens, the tokenizer decides."""
         return self
 
     @property

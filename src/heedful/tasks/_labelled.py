@@ -1,6 +1,5 @@
 """What tasks with labelled texts share: batches of their rows, a finished folder opened, test files read in full."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import load_model, read_config
+from heedful.bounded import read_json
+from heedful.checkpoint import load_model, open_tokenizers, read_config
 from heedful.data import batches
 from heedful.data.columns import Columns
 from heedful.data.corpus import Line
 from heedful.data.inputs import Inputs
 from heedful.data.padding import Row
-from heedful.data.prepare import Prepared, load_tokenizers
+from heedful.data.prepare import Prepared
 from heedful.data.store import Store
 from heedful.model.architecture import Reader
 from heedful.model.cpu.reading import FastReader
@@ -127,14 +127,28 @@ def opened(folder: Path, columns: Columns, others: Sequence[Path], options: dict
     data = read_config(folder).get("data", {})
     texts = sum(column.is_text for column in columns)
     known = folder / "labels.json"
-    labels = json.loads(known.read_text(encoding="utf-8")) if known.is_file() else {}
+    labels = read_json(known) if known.is_file() else {}
     if isinstance(labels, list):  # an imported model names its classes without a column
         labels = {columns[-1].name: labels}
+    _check_labels(labels, columns, model, known)
     return Opened(
         model.eval(),
-        load_tokenizers(folder, columns=texts)[0],
+        open_tokenizers(folder, model, columns=texts)[0],
         columns,
         tuple(data.get("fields") or ()),
         int(data.get("max_length", 256)),
         labels,
     )
+
+
+def _check_labels(labels: Any, columns: Columns, model: Reader, file: Path) -> None:
+    """ValueError unless the file has as many names for the labels of the last column as the model has classes."""
+    lists = labels.values() if isinstance(labels, dict) else [None]
+    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
+        raise ValueError(f"{file} must hold a list of names for each column of labels")
+    classes = [head.classes for head in getattr(model.config, "heads", ()) if getattr(head, "classes", None)]
+    names = labels.get(columns[-1].name)
+    if names is not None and classes and len(names) not in classes:
+        raise ValueError(f"{file} names {len(names)} labels, but the model has {classes[0]} classes")
+    if names is not None and len(set(names)) < len(names):
+        raise ValueError(f"{file} names a label twice")

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from heedful.checkpoint import load_model, read_config
+from heedful.checkpoint import load_model, open_tokenizers, read_config
 from heedful.data.columns import Column, Columns
 from heedful.data.layout import is_number
-from heedful.data.prepare import Prepared, load_tokenizers
+from heedful.data.prepare import Prepared
 from heedful.data.store import Store
 from heedful.evaluation.classes import pearson, spearman
 from heedful.evaluation.retrieval import ranks_of
@@ -102,7 +102,7 @@ class EmbeddingConfig(TaskConfig):
             raise ValueError(f"{folder}: a model of kind {model.config.kind} has no states of texts; train an "
                              "encoder_only")  # fmt: skip
         pooling = Pooling(self.pooling, self.normalise, int(data.get("max_length", 256)))
-        (tokenizer,) = load_tokenizers(folder, columns=1)
+        (tokenizer,) = open_tokenizers(folder, model, columns=1)
         fields = tuple(data.get("fields") or ())
         return Embedder(model, tokenizer, pooling, columns=self.columns, fields=fields, quantize=quantize)
 

@@ -1,6 +1,7 @@
 """Answers to questions, as spans of a text that contains them (SQuAD); or none, where the text does not say."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from heedful.bounded import read_object
 from heedful.config import Size
 from heedful.data import batches
 from heedful.data.columns import Column, Columns
@@ -70,7 +72,9 @@ class QuestionAnsweringConfig(TaskConfig):
     def open(self, folder: Path, *others: Path, **options: Any) -> "Answerer":
         file, threshold = folder / THRESHOLD, self.null_threshold
         if threshold is None and file.is_file():
-            threshold = json.loads(file.read_text(encoding="utf-8"))["null_threshold"]
+            threshold = read_object(file).get("null_threshold")
+            if not isinstance(threshold, int | float) or not math.isfinite(threshold):
+                raise ValueError(f"{file}: null_threshold must be a number, not {threshold!r:.100}")
         threshold = options.pop("null_threshold", threshold)
         return Answerer(opened(folder, self.columns, others, options), self, threshold)
 

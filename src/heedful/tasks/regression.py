@@ -1,6 +1,7 @@
 """A number for a text or a pair of texts: similarity, rating, price."""
 
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from heedful.bounded import read_object
 from heedful.data.columns import Column, Columns
 from heedful.data.prepare import Prepared
 from heedful.data.store import Store
@@ -77,7 +79,15 @@ class Scale:
     def load(cls, folder: Path) -> "Scale":
         """A folder without one (imported from elsewhere) predicts numbers as they are."""
         file = folder / cls.FILE
-        return cls(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else cls(0.0, 1.0)
+        if not file.is_file():
+            return cls(0.0, 1.0)
+        data = read_object(file)
+        mean, deviation = data.get("mean"), data.get("deviation")
+        if not (isinstance(mean, int | float) and isinstance(deviation, int | float) and 0 < deviation < math.inf):
+            raise ValueError(f"{file} must hold two numbers, mean and deviation, the second above 0")
+        if not math.isfinite(mean):
+            raise ValueError(f"{file}: mean must be finite, not {mean}")
+        return cls(mean, deviation)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,12 @@ from torch import Tensor
 from heedful.alignment import Aligner, choose
 from heedful.data import batches
 from heedful.data.columns import PAIR, Columns
+from heedful.data.context import InContext, Read
 from heedful.data.padding import Row, pad
 from heedful.data.prepare import Prepared
 from heedful.data.store import Store
 from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.runner import Request
 from heedful.decoding.shortlist import Shortlist, learn
 from heedful.evaluation.metrics import quick_score, tokenization
 from heedful.files import write_text
@@ -42,6 +44,7 @@ class TranslationConfig(TaskConfig):
     metrics: ClassVar[Mapping[str, Direction]] = {
         "loss": "lower", "accuracy": "higher", "bleu": "higher", "chrf": "higher", "exact": "higher"
     }  # fmt: skip
+    in_context: ClassVar[bool] = True
     sizes: ClassVar[tuple[str, ...]] = ("tiny", "small", "base", "big")
     note: ClassVar[str] = (
         "BLEU and chrF are computed by sacreBLEU on greedy translations of at most 200 sentences, to monitor training; "
@@ -73,7 +76,8 @@ class TranslationConfig(TaskConfig):
 
 @dataclass(frozen=True)
 class PairBatch:
-    """The decoder reads `target` (<s> first) and must predict `wanted` (</s> last)."""
+    """The decoder reads `target` (<s> first) and must predict `wanted` (</s> last), where `target_valid`: padding and
+    the sentences before the one to learn are left out."""
 
     source: Tensor  # batch source
     source_valid: Tensor
@@ -97,6 +101,11 @@ class Translation:
         self.cost = settings.cost
         self.train = prepared.store("train")
         self.valid = prepared.store("valid") if prepared.has("valid") else self.train
+        self.context, self.limit = settings.context, settings.max_length
+        # What batches are cut from.
+        self.learnt: Store | InContext = self._in_context("train") if self.context else self.train
+        held_out = "valid" if prepared.has("valid") else "train"
+        self.scored: Store | InContext = self._in_context(held_out) if self.context else self.valid
         self.dropout = dropout
         references = [target for _, target in self._references()]
         cut = tokenization(references, language=language)
@@ -106,14 +115,13 @@ class Translation:
         self.merging = [MergingBpe(tokenizer) for tokenizer in prepared.tokenizers] if dropout else []
 
     def epoch(self, number: int, *, budget: int, seed: int) -> Iterator[np.ndarray]:
-        return batches.epoch(self.train, budget=budget, seed=seed, number=number, cost=self.cost)
+        return batches.epoch(self.learnt, budget=budget, seed=seed, number=number, cost=self.cost)
 
     def worst(self, budget: int) -> np.ndarray:
-        return batches.longest(self.train, budget=budget, cost=self.cost)
+        return batches.longest(self.learnt, budget=budget, cost=self.cost)
 
     def collate(self, rows: np.ndarray, *, seed: tuple[int, ...] = ()) -> PairBatch:
-        sources, targets = (self._rows(self.train, column, rows, seed) for column in (0, 1))
-        return self._collated(sources, targets)
+        return self._batch(self.learnt, rows, lambda column, some: self._rows(self.train, column, some, seed))
 
     def loss(self, model: SequenceToSequence, batch: PairBatch, *, state: State) -> Loss:
         """Only real positions are projected to the vocabulary."""
@@ -125,8 +133,8 @@ class Translation:
     @torch.inference_mode()
     def evaluate(self, model: SequenceToSequence, *, budget: int, samples: int, world: Processes) -> Scores:
         total, count, right = 0.0, 0, 0
-        for rows in list(batches.in_order(self.valid, budget=budget, cost=self.cost))[world.rank :: world.size]:
-            batch = self._collated(self.valid.rows(0, rows), self.valid.rows(1, rows)).to(model.device)
+        for rows in list(batches.in_order(self.scored, budget=budget, cost=self.cost))[world.rank :: world.size]:
+            batch = self._batch(self.scored, rows, self.valid.rows).to(model.device)
             memory = model.encode(batch.source, valid=batch.source_valid)
             logits = model.logits(model.decode(batch.target, memory)[batch.target_valid])
             wanted = batch.wanted[batch.target_valid]
@@ -135,8 +143,9 @@ class Translation:
             count += len(wanted)
         total, count, right = world.total(total), int(world.total(count)), int(world.total(right))
         texts = self._references()
-        translator = Translator([model], self.prepared.tokenizers, limit=1 << 30)
-        sources = [source for source, _ in texts][world.rank :: world.size]
+        limit = self.limit + 1 if self.context else 1 << 30
+        translator = Translator([model], self.prepared.tokenizers, limit=limit, context=self.context)
+        sources = self._asked()[world.rank :: world.size]
         written = world.gather([found.text for found in translator.translate(sources, GREEDY, batch_tokens=budget)])
         numbers = {"loss": total / max(1, count), "accuracy": 100 * right / max(1, count)}
         numbers |= quick_score(written, [target for _, target in texts], tokenizer=self.tokenizer)
@@ -182,18 +191,41 @@ class Translation:
             joint=source is target,
         )
 
-    def _collated(self, sources: Sequence[Row], targets: Sequence[Row]) -> PairBatch:
-        return collate(sources, targets, self.prepared.tokenizers)
+    def _in_context(self, split: str) -> InContext:
+        tokenizers = self.prepared.tokenizers
+        return InContext(
+            self.prepared.store(split),
+            self.prepared.places(split),
+            context=self.context,
+            limit=self.limit,
+            breaks=[tokenizer.sentence_break for tokenizer in tokenizers],
+        )
+
+    def _batch(self, rows: Store | InContext, numbers: np.ndarray, read: Read) -> PairBatch:
+        if not isinstance(rows, InContext):
+            return collate(read(0, numbers), read(1, numbers), self.prepared.tokenizers)
+        (sources, _), (targets, before) = (rows.rows(column, numbers, read) for column in (0, 1))
+        return collate(sources, targets, self.prepared.tokenizers, before=before)
 
     def _references(self) -> list[tuple[str, str]]:
+        texts = self._texts()
+        return texts[:: max(1, len(texts) // SCORED)][:SCORED]
+
+    def _asked(self) -> list[Request]:
+        """Their sources, with the pairs before them: while training is monitored, the target's context is the true one,
+        so that processes can share the sentences of a document."""
+        texts = self._texts()
+        places = self.scored.places.tolist() if isinstance(self.scored, InContext) else [0] * len(texts)
+        before = [texts[row - min(place, self.context) : row] for row, place in enumerate(places[: len(texts)])]
+        asked = [Request(source, context=pairs) for (source, _), pairs in zip(texts, before, strict=True)]
+        return asked[:: max(1, len(texts) // SCORED)][:SCORED]
+
+    def _texts(self) -> list[tuple[str, str]]:
         if self.prepared.has("valid"):
-            texts = self.prepared.texts("valid")
-        else:
-            rows = np.arange(min(SCORED, len(self.train)))
-            decoded = [self.prepared.tokenizers[c].decode(self.train.rows(c, rows)) for c in (0, 1)]
-            texts = list(zip(*decoded, strict=True))
-        stride = max(1, len(texts) // SCORED)
-        return [(text[0], text[1]) for text in texts[::stride][:SCORED]]
+            return [(text[0], text[1]) for text in self.prepared.texts("valid")]
+        rows = np.arange(min(SCORED, len(self.train)))
+        decoded = [self.prepared.tokenizers[c].decode(self.train.rows(c, rows)) for c in (0, 1)]
+        return list(zip(*decoded, strict=True))
 
     def _rows(self, store: Store, column: int, rows: np.ndarray, seed: tuple[int, ...]) -> list[np.ndarray]:
         found = store.rows(column, rows)
@@ -207,9 +239,18 @@ class Translation:
         ]
 
 
-def collate(sources: Sequence[Row], targets: Sequence[Row], tokenizers: Sequence[Tokenizer]) -> PairBatch:
+def collate(
+    sources: Sequence[Row],
+    targets: Sequence[Row],
+    tokenizers: Sequence[Tokenizer],
+    *,
+    before: np.ndarray | None = None,
+) -> PairBatch:
+    """`before`: how many tokens of each target are not to be learnt."""
     first, last = tokenizers[0], tokenizers[-1]
     source, source_valid = pad(sources, last=first.eos, fill=first.pad)
     target, target_valid = pad(targets, first=last.start, fill=last.pad)
     wanted, _ = pad(targets, last=last.eos, fill=last.pad)
+    if before is not None:
+        target_valid &= torch.arange(target.shape[1]) >= torch.from_numpy(before)[:, None]
     return PairBatch(source, source_valid, target, wanted, target_valid)

@@ -22,8 +22,10 @@ from pydantic import Field, model_validator
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
+from heedful.bounded import opening, read_json
 from heedful.config import Config, Probability
 from heedful.files import write_text
+from heedful.text.admission import admitted
 from heedful.text.words import HAN
 
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>"]
@@ -39,10 +41,14 @@ ROLES = {
 }
 # Substitutes for missing special tokens: BERT's texts begin with [CLS], RoBERTa's with <s>.
 STAND_INS = {"bos": "cls", "eos": "sep", "cls": "bos", "sep": "eos"}
+BREAK = "<break>"
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 LANGUAGE = re.compile(r"<2(\w+)>|>>(\w+)<<|__(\w+)__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 SMALL = 8000  # tokens
+FRAMED = 64  # tokens of two texts of one letter each, with the special tokens around them
+# Normalisation must not make a text many times as long.
+SAMPLE, LONGER = "".join(map(chr, [*range(32, 592), 0x2026, 0x3000, 0xFB03, 0xFDFA])), 100
 # A word includes the space before it; digits are separate; the rest is spaces.
 WORDS = r" ?[\p{L}\p{M}]+| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -110,12 +116,14 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of texts, without special tokens: adding BOS and EOS is up to the task."""
-        return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        with opening("the tokenizer"):  # the library raises bare exceptions
+            return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
         """Texts of token ids, without special tokens."""
         kept = [[int(token) for token in row if token not in self.specials] for row in rows]
-        return self._backend.decode_batch(kept, skip_special_tokens=False)
+        with opening("the tokenizer"):
+            return self._backend.decode_batch(kept, skip_special_tokens=False)
 
     @cached_property
     def specials(self) -> frozenset[int]:
@@ -166,6 +174,14 @@ class Tokenizer:
         return self._needed("sep")
 
     @cached_property
+    def sentence_break(self) -> int:
+        """Between the sentences of a document: see `data/context.py`."""
+        found = self._backend.token_to_id(BREAK)
+        if found not in self.specials:
+            raise ValueError(f"this tokenizer has no {BREAK} token, which data.context needs; set data.context=0")
+        return int(found)
+
+    @cached_property
     def unk(self) -> int | None:
         return self.special("unk")
 
@@ -205,12 +221,15 @@ class Tokenizer:
     def frame(self) -> Frame:
         """How models that read expect a text, by the tokenizer's post-processor; without one, <cls> before and <sep>
         after each text."""
-        encoding = self._backend.encode("a", "a")
+        with opening("the tokenizer"):
+            encoding = self._backend.encode("a", "a")
         owners = encoding.sequence_ids
         if any(owner is None for owner in owners) and {0, 1} <= set(owners):
             first, second = owners.index(0), owners.index(1)
             middle, end = len(owners) - 1 - owners[::-1].index(0) + 1, len(owners) - owners[::-1].index(1)
             ids = tuple(encoding.ids)
+            if max(ids) >= self.vocab or max(encoding.type_ids) > 8 or len(ids) > FRAMED:
+                raise ValueError("the tokenizer's post-processor adds tokens that it does not have, or very many")
             return Frame(ids[:first], ids[middle:second], ids[end:], encoding.type_ids[second])
         cls, sep = ((found,) if (found := self.special(role)) is not None else () for role in ("cls", "sep"))
         return Frame(cls, sep, sep, 1)
@@ -233,13 +252,15 @@ class Tokenizer:
 
     def pieces(self, text: str) -> list[tuple[int, int, int]]:
         """Each token of a text with its character span: (id, start, end)."""
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        with opening("the tokenizer"):
+            encoding = self._backend.encode(text, add_special_tokens=False)
         return [(token, start, end) for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)]
 
     def offsets(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         """The character span of each token of each text. A token may include the space before its word; the tokens of
         one character (its bytes) all have its span; a character that the tokenizer drops is in none."""
-        return [encoding.offsets for encoding in self._backend.encode_batch(list(texts), add_special_tokens=False)]
+        with opening("the tokenizer"):
+            return [encoding.offsets for encoding in self._backend.encode_batch(list(texts), add_special_tokens=False)]
 
     def token(self, index: int) -> str:
         """The string of a token; part of a multi-byte character is shown as <0xE4>."""
@@ -279,10 +300,16 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
         try:
-            return cls(Backend.from_str(path.read_text(encoding="utf-8")), special_names(path))
+            data = read_json(path)
         except FileNotFoundError:
             raise ValueError(f"there is no {path}") from None
-        except Exception as error:  # the library raises bare Exception
+        try:
+            with opening(path):
+                backend = Backend.from_str(json.dumps(admitted(data)))
+                if backend.normalizer and len(backend.normalizer.normalize_str(SAMPLE)) > LONGER * len(SAMPLE):
+                    raise ValueError("its normalisation makes texts very long")
+                return cls(backend, special_names(path))
+        except ValueError as error:
             raise ValueError(f"{path} is not a tokenizer: {error}") from None
 
     def _data(self) -> dict[str, Any]:
@@ -299,7 +326,7 @@ def special_names(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in ("tokenizer_config.json", _names_file(path)) if path.name == "tokenizer.json" else (_names_file(path),):
         try:
-            data = json.loads((path.parent / name).read_text(encoding="utf-8"))
+            data = read_json(path.parent / name)
         except (OSError, ValueError):
             continue
         for role in ROLES:

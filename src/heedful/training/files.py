@@ -7,7 +7,9 @@ from heedful.data.columns import has_answers
 from heedful.data.corpus import jsonl_start, table_start
 from heedful.data.inputs import Inputs
 from heedful.data.layout import guess, layout
+from heedful.text.tokenizer import Tokenizer
 from heedful.training.recipe import Recipe
+from heedful.training.start import tokenizers_of
 
 GUESSED = 2000  # rows that are read to tell which column is which
 
@@ -43,6 +45,8 @@ def arranged(
                 )
             if given:
                 say(f"{train[0].name}: columns read as {', '.join(given)}; to name them yourself: --fields")
+    if tokenizers := _given_tokenizers(recipe):
+        task = task.for_tokenizer(tokenizers[-1])
     updated = recipe.model_copy(update={"task": task, "data": recipe.data.model_copy(update={"fields": tuple(given)})})
     inputs = Inputs(
         train=tuple(train),
@@ -53,3 +57,11 @@ def arranged(
         strict=task.labelled,
     )
     return updated, inputs
+
+
+def _given_tokenizers(recipe: Recipe) -> list[Tokenizer]:
+    """Those of the model that training starts from, or of the file that the recipe names."""
+    texts = sum(column.is_text for column in recipe.task.columns)
+    if recipe.start_from:
+        return tokenizers_of(Path(recipe.start_from), texts)
+    return [Tokenizer.load(Path(recipe.tokenizer.file))] if recipe.tokenizer.file and texts else []

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from heedful.bounded import read_text
 from heedful.files import write_text
 
 
@@ -30,7 +31,7 @@ class Journal:
     def begin_at(self, step: int) -> None:
         """Drop lines written after this step by a process that was killed before it saved a checkpoint."""
         if self.speaks and self.path.exists():
-            lines = self.path.read_text(encoding="utf-8").splitlines()
+            lines = self.path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
             kept = [line for line in lines if _step_of(line) <= step]
             if len(kept) < len(lines):
                 write_text(self.path, "".join(line + "\n" for line in kept))
@@ -116,15 +117,15 @@ def _flat(numbers: dict[str, Any], path: str = "") -> list[tuple[str, float]]:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if _step_of(line) < math.inf]
+    lines = read_text(path).split("\n") if path.exists() else []
+    return [json.loads(line) for line in lines if 0 <= _step_of(line) < math.inf]
 
 
 def _step_of(line: str) -> float:
     """The step of a line; infinity for a line truncated by a kill, which belongs to no saved step."""
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return math.inf
 
 

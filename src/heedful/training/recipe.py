@@ -15,6 +15,7 @@ import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
 from heedful import parts
+from heedful.bounded import read_yaml
 from heedful.config import Config, Probability, Size, did_you_mean, explain, parse, part_config
 from heedful.data.inputs import DataConfig
 from heedful.data.prepare import Prepared
@@ -98,6 +99,9 @@ class Recipe(Config):
         if not issubclass(self.model.gives, self.task.trains):
             wanted = _spaced(self.task.trains.__name__)
             raise ValueError(f"task {self.task.kind} trains {wanted} models, and {self.model.kind} is not one")
+        if self.data.context and not self.task.in_context:
+            raise ValueError(f"data.context is for translation; task {self.task.kind} has no sentences before: set "
+                             "data.context=0")  # fmt: skip
         if self.training.metric not in self.task.metrics:
             known = did_you_mean(self.training.metric, self.task.metrics)
             raise ValueError(f"task {self.task.kind} has no metric {self.training.metric!r}{known}")
@@ -163,11 +167,9 @@ def read_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
             raise ValueError(f"unknown recipe {name!r}{did_you_mean(name, recipes())}")
         path = FOLDER / f"{name}.yaml"
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        data = read_yaml(path) or {}
     except FileNotFoundError:
         raise ValueError(f"there is no recipe {path}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
     if isinstance(data, dict) and data.get("parts") and not (path.parent / "model.safetensors").exists():
         beside = [str(path.parent / name) for name in parts.listed(data["parts"])]
         found = [

@@ -5,7 +5,8 @@ import resource
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from heedful.bounded import read_object, read_yaml
 from heedful.checkpoint import average, newest, regular, set_aside
 from heedful.data.check import Report
 from heedful.data.columns import has_answers
@@ -23,7 +25,7 @@ from heedful.files import locked, write_text
 from heedful.model.architecture import Model
 from heedful.model.create import create
 from heedful.tasks import Settings, Task
-from heedful.text.tokenizer import Tokenizer
+from heedful.text.tokenizer import BREAK, Tokenizer
 from heedful.training.card import card
 from heedful.training.journal import Journal, read_metrics
 from heedful.training.loop import Trainer
@@ -79,6 +81,7 @@ def _run(
     world: World,
 ) -> Result:
     known = _earlier(out)
+    inputs = replace(inputs, documents=recipe.data.context > 0)
     asked = {"recipe": recipe.model_dump(mode="json"), "budget": str(budget), "data": inputs.digests(cache)}
     if recipe.start_from:
         asked["start"] = digest_of(Path(recipe.start_from))
@@ -107,6 +110,7 @@ def _run(
         language=recipe.data.target_language,
         cost=relative_cost(recipe.fitted(prepared).model),
         max_length=recipe.data.max_length,
+        context=recipe.data.context,
     )
     task = recipe.task.build(prepared, settings)
     for note in getattr(task, "notes", ()):
@@ -117,7 +121,7 @@ def _run(
         write_text(out / "asked.json", json.dumps(asked, indent=2))
         show(prepared, resolved)
     world.wait()
-    resolved = parse_recipe(yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8")))
+    resolved = parse_recipe(read_yaml(out / "config.yaml"))
     journal.steps = resolved.training.steps
     try:
         return _train(resolved, task, prepared, out, world, journal)
@@ -189,6 +193,12 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
             journal.say(f"the average of the last {len(kept)} checkpoints is better and is used")
         world.wait()
         _load_into(trainer.model, out)
+    for name in sorted({"loss", recipe.training.metric} & set(numbers)):
+        if not isfinite(numbers[name]):
+            raise ValueError(
+                f"the training has failed: {name} is {numbers[name]} on the validation set, so the model in {out} is "
+                "unusable; lower training.learning_rate, or check the weights that it started from"
+            )
     if trainer.world.leads:
         trainer.task.finish(trainer.model.eval(), out)
     memory = peak_memory()
@@ -222,8 +232,14 @@ def _earlier(out: Path) -> dict[str, Any] | None:
         if (out / "model.safetensors").exists():
             raise ValueError(f"{out} holds a model that was not trained here; choose another --out")
         return None
-    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return data
+    return _asked(path)
+
+
+def _asked(path: Path) -> dict[str, Any]:
+    data = read_object(path)
+    if not isinstance(data.get("recipe"), dict) or not isinstance(data.get("data"), dict):
+        raise ValueError(f"{path} is damaged: it does not hold the recipe and the files of a training")
+    return {"budget": "", **data}
 
 
 def _refuse_changes(known: dict[str, Any], asked: dict[str, Any], out: Path) -> None:
@@ -275,28 +291,31 @@ def _prepare(
         cache=cache,
         given=given,
         words=words,
-        specials=recipe.task.specials,
+        specials=(*recipe.task.specials, *([BREAK] if recipe.data.context else [])),
         report=report,
         notify=journal.say,
     )
     if world.leads:
         if budget is not None:
             save_tokenizers(out, prepared.tokenizers)
-            _save_test(prepared, out)
+            _save_test(prepared, out, documents=inputs.documents)
             if prepared.labels:
                 write_text(out / "labels.json", json.dumps(prepared.labels, indent=2, ensure_ascii=False))
         world.wait()
     return prepared
 
 
-def _save_test(prepared: Prepared, out: Path) -> None:
+def _save_test(prepared: Prepared, out: Path, documents: bool) -> None:
     """Save the held-out test rows for `heedful evaluate MODEL`; labelled ones with a header row, questions as JSONL,
-    since spaces count where an answer is a place in a text."""
+    since spaces count where an answer is a place in a text; documents are separated by blank lines."""
     if prepared.has("test") and has_answers(prepared.columns):
         write_text(out / "test.jsonl", "".join(map(as_jsonl, prepared.texts("test"))))
     elif prepared.has("test"):
         rows = [] if all(column.is_text for column in prepared.columns) else [[c.name for c in prepared.columns]]
         rows += [[" ".join(cell.split()) for cell in row] for row in prepared.texts("test")]
+        if documents:
+            begins = prepared.places("test") == 0
+            rows = [row for place, row in enumerate(rows) for row in ([[], row] if place and begins[place] else [row])]
         write_text(out / "test.tsv", "".join("\t".join(row) + "\n" for row in rows))
 
 
@@ -312,7 +331,7 @@ def _resolve(
 ) -> Recipe:
     """The fully resolved recipe. Decisions of an earlier start are kept."""
     if known is not None:
-        saved = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
+        saved = read_yaml(out / "config.yaml")
         if not budget:
             now = recipe.model_dump(mode="json")
             for key in (*FREE, "training.steps"):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field, SerializeAsAny
 from torch import Tensor, nn
 
-from heedful.config import Probability, Size
+from heedful.config import Layers, Probability, Size
 from heedful.model.attention.softmax import SoftmaxConfig
 from heedful.model.dropout import Dropout
 from heedful.model.linear import Linear, linear_parameters
@@ -32,7 +32,7 @@ class ConvolutionalConfig(StackConfig):
     embedding.scale=false for that).
     """
 
-    layers: Size = 4
+    layers: Layers = 4
     kernel: Size = 3
     position: SerializeAsAny[PositionConfig] = Field(default_factory=LearnedConfig)
     scaled: bool = True

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from heedful.config import Probability, Size
+from heedful.config import Layers, Probability
 from heedful.model.attention import MixConfig
 from heedful.model.attention.additive import AdditiveConfig
 from heedful.model.attention.softmax import SoftmaxConfig
@@ -45,7 +45,7 @@ class RecurrentConfig(StackConfig):
 
     recomputes: ClassVar[bool] = False
     cell: Literal["gru", "lstm"] = "gru"
-    layers: Size = 2
+    layers: Layers = 2
     bidirectional: bool | None = None
     attention: Literal["additive", "multiplicative", "dot", "none"] = "additive"
     input_feeding: bool = False

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field, SerializeAsAny
 from torch import Tensor, nn
 
-from heedful.config import Probability, Size
+from heedful.config import Layers, Probability, Size
 from heedful.model.attention import HeadShape
 from heedful.model.cache import KeyValueCache, LayersCache, SegmentMemory
 from heedful.model.cpu.door import child_plan, plan_of
@@ -43,7 +43,7 @@ class TransformerConfig(StackConfig):
     must know it; longer texts are rejected.
     """
 
-    layers: Size = 6
+    layers: Layers = 6
     attention: MultiHeadConfig = Field(default_factory=MultiHeadConfig)
     cross: MultiHeadConfig | None = None
     feedforward: FeedForwardConfig = Field(default_factory=FeedForwardConfig)
