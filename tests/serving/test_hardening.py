@@ -293,10 +293,10 @@ def test_the_time_for_inspecting_is_bounded(tmp_path, monkeypatch):
 def test_memory_stays_as_it_is(folders):
     """The short form of what benchmarks/serving_memory.py measures."""
     script = Path(__file__).parents[2] / "benchmarks" / "serving_memory.py"
-    command = [sys.executable, str(script), *map(str, folders), "--requests", "600"]
+    command = [sys.executable, str(script), *map(str, folders), "--requests", "300"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows = [[float(cell.replace(",", "")) for cell in line.strip("|").split("|")]
             for line in done.stdout.splitlines()[2:]]  # fmt: skip
     _, well, refused, failed, _, memory = rows[-1]
-    assert not failed and well > 200 and refused > 100, done.stdout
+    assert not failed and well > 100 and refused > 50, done.stdout
     assert memory - rows[4][-1] < 6, done.stdout
