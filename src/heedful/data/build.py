@@ -72,7 +72,7 @@ class Builder:
         self.rows = dict.fromkeys(SPLITS, 0)
         self.tokens = [0] * len(self.texts)
         self.unknown_labels = 0
-        self.too_long = 0
+        self.too_long = self.cut = 0
         self.raw = {split: (folder / f"{split}.jsonl").open("w", encoding="utf-8") for split in SPLITS[1:]}
 
     def build(self) -> dict[str, Any]:
@@ -98,6 +98,7 @@ class Builder:
             "rows": self.rows,
             "tokens": self.tokens,
             "too_long": self.too_long,
+            "cut": self.cut,
             "labels": self.labels,
             "unknown_labels": self.unknown_labels,
         }
@@ -111,6 +112,8 @@ class Builder:
         columns = self._encoded(lines)
         if self.texts and not is_document(self.inputs.columns):
             limit = None if split == "test" or self.inputs.strict else self.data.max_length
+            if limit is not None:
+                self._cut(columns, limit)
             keep = [
                 all(row and (limit is None or len(row) <= limit) for row in rows)
                 for rows in zip(*(columns[place] for place in self.texts), strict=True)
@@ -131,6 +134,13 @@ class Builder:
             for line in lines:
                 text = json.dumps(dict(zip(names, line.texts, strict=True)), ensure_ascii=False)
                 self.raw[split].write(text + "\n")
+
+    def _cut(self, columns: list[list[list[int]]], limit: int) -> None:
+        """Keep the beginning of texts that are too long, in columns where that is better than to lose the row."""
+        for place, column in enumerate(self.inputs.columns):
+            if column.cuts:
+                self.cut += sum(len(row) > limit for row in columns[place])
+                columns[place] = [row[:limit] for row in columns[place]]
 
     def _encoded(self, lines: list[Line]) -> list[list[list[int]]]:
         """Each column as rows of numbers: tokens, label numbers, tags by token, or bytes."""

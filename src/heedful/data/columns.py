@@ -21,11 +21,16 @@ class Column:
     answers    spans of the text before it, as SQuAD's JSON: see `squad`; a row stores the tokens of the first one as
                text, "first last", or nothing if there is no answer
     raw        kept as bytes: the path of an image or a sound, which the task itself reads
+
+    What a list in JSONL is: `lists` sentences = joined by spaces; several = a row for each of its texts. `cuts`: of a
+    text that is longer than data.max_length the beginning is kept, and the text counted; otherwise its row is skipped.
     """
 
     name: str
     kind: Kind = "text"
     also: tuple[str, ...] = ()
+    lists: Literal["", "sentences", "several"] = ""
+    cuts: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

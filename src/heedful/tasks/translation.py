@@ -1,32 +1,26 @@
 """Pairs of texts: read one, write the other. Translation, and every other sequence-to-sequence task."""
 
 import json
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from heedful.alignment import Aligner, choose
-from heedful.data import batches
 from heedful.data.columns import PAIR, Columns
-from heedful.data.padding import Row, pad
 from heedful.data.prepare import Prepared
-from heedful.data.store import Store
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.shortlist import Shortlist, learn
 from heedful.evaluation.metrics import quick_score, tokenization
 from heedful.files import write_text
 from heedful.model.architecture import Model, SequenceToSequence
-from heedful.objectives import Loss, cross_entropy, vocabulary_cross_entropy
+from heedful.objectives import Loss
 from heedful.tasks import Direction, Processes, Scores, Settings, State, TaskConfig
-from heedful.text.bpe import MergingBpe
+from heedful.tasks._pairs import PairBatch, Pairs, fitted_pair
 from heedful.text.sentences import sentences
-from heedful.text.tokenizer import BYTES, Tokenizer
+from heedful.text.tokenizer import BYTES
 from heedful.translator import Translator
 from heedful.translator import load as load_translator
 
@@ -56,13 +50,7 @@ class TranslationConfig(TaskConfig):
         return {"encoder": longest + 1, "decoder": longest + 1}
 
     def fitted(self, model: dict[str, Any], prepared: Prepared) -> dict[str, Any]:
-        source, target = prepared.tokenizers[0], prepared.tokenizers[-1]
-        fitted = {**model, "vocab": target.vocab}
-        if "source_vocab" in model:
-            fitted["source_vocab"] = None if source is target else source.vocab
-        elif source is not target:
-            raise ValueError(f"{model['kind']} has one vocabulary; set tokenizer.joint=true")
-        return fitted
+        return fitted_pair(model, prepared)
 
     def build(self, prepared: Prepared, settings: Settings) -> "Translation":
         return Translation(prepared, settings)
@@ -71,74 +59,35 @@ class TranslationConfig(TaskConfig):
         return load_translator(folder, *others, **options)
 
 
-@dataclass(frozen=True)
-class PairBatch:
-    """The decoder reads `target` (<s> first) and must predict `wanted` (</s> last)."""
-
-    source: Tensor  # batch source
-    source_valid: Tensor
-    target: Tensor  # batch target
-    wanted: Tensor
-    target_valid: Tensor
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {"tokens": int(self.target_valid.sum())}
-
-    def to(self, device: torch.device) -> "PairBatch":
-        return PairBatch(**{name: tensor.to(device) for name, tensor in vars(self).items()})
-
-
 class Translation:
     def __init__(self, prepared: Prepared, settings: Settings | None = None) -> None:
         settings = settings or Settings()
-        dropout, language = settings.bpe_dropout, settings.language
-        self.prepared, self.smoothing = prepared, settings.label_smoothing
-        self.cost = settings.cost
-        self.train = prepared.store("train")
-        self.valid = prepared.store("valid") if prepared.has("valid") else self.train
-        self.dropout = dropout
+        self.prepared, self.pairs = prepared, Pairs(prepared, settings)
         references = [target for _, target in self._references()]
-        cut = tokenization(references, language=language)
+        cut = tokenization(references, language=settings.language)
         quick_score(["a"], ["a"], tokenizer=cut.name)  # fails now if it is not installed
         self.tokenizer = cut.name
         self.notes = [] if cut.name == "13a" else [f"BLEU uses the tokenizer {cut.name}: {cut.why}"]
-        self.merging = [MergingBpe(tokenizer) for tokenizer in prepared.tokenizers] if dropout else []
 
     def epoch(self, number: int, *, budget: int, seed: int) -> Iterator[np.ndarray]:
-        return batches.epoch(self.train, budget=budget, seed=seed, number=number, cost=self.cost)
+        return self.pairs.epoch(number, budget=budget, seed=seed)
 
     def worst(self, budget: int) -> np.ndarray:
-        return batches.longest(self.train, budget=budget, cost=self.cost)
+        return self.pairs.worst(budget)
 
     def collate(self, rows: np.ndarray, *, seed: tuple[int, ...] = ()) -> PairBatch:
-        sources, targets = (self._rows(self.train, column, rows, seed) for column in (0, 1))
-        return self._collated(sources, targets)
+        return self.pairs.collate(rows, seed)
 
     def loss(self, model: SequenceToSequence, batch: PairBatch, *, state: State) -> Loss:
-        """Only real positions are projected to the vocabulary."""
-        memory = model.encode(batch.source, valid=batch.source_valid)
-        written = model.decode(batch.target, memory)[batch.target_valid]
-        wanted = batch.wanted[batch.target_valid]
-        return Loss({"tokens": vocabulary_cross_entropy(*model.last_linear(written), wanted, smoothing=self.smoothing)})
+        return self.pairs.loss(model, batch)
 
     @torch.inference_mode()
     def evaluate(self, model: SequenceToSequence, *, budget: int, samples: int, world: Processes) -> Scores:
-        total, count, right = 0.0, 0, 0
-        for rows in list(batches.in_order(self.valid, budget=budget, cost=self.cost))[world.rank :: world.size]:
-            batch = self._collated(self.valid.rows(0, rows), self.valid.rows(1, rows)).to(model.device)
-            memory = model.encode(batch.source, valid=batch.source_valid)
-            logits = model.logits(model.decode(batch.target, memory)[batch.target_valid])
-            wanted = batch.wanted[batch.target_valid]
-            total += float(cross_entropy(logits, wanted).total)
-            right += int((logits.argmax(-1) == wanted).sum())
-            count += len(wanted)
-        total, count, right = world.total(total), int(world.total(count)), int(world.total(right))
+        numbers = self.pairs.measure(model, budget=budget, world=world)
         texts = self._references()
         translator = Translator([model], self.prepared.tokenizers, limit=1 << 30)
         sources = [source for source, _ in texts][world.rank :: world.size]
         written = world.gather([found.text for found in translator.translate(sources, GREEDY, batch_tokens=budget)])
-        numbers = {"loss": total / max(1, count), "accuracy": 100 * right / max(1, count)}
         numbers |= quick_score(written, [target for _, target in texts], tokenizer=self.tokenizer)
         shown = [
             {"source": source, "reference": target, "hypothesis": text}
@@ -156,14 +105,14 @@ class Translation:
 
     def _several(self) -> float:
         """The share of training lines with more than one sentence."""
-        rows = np.arange(min(SPLIT, len(self.train)))
-        texts = self.prepared.tokenizers[0].decode(self.train.rows(0, rows))
+        rows = np.arange(min(SPLIT, len(self.pairs.train)))
+        texts = self.prepared.tokenizers[0].decode(self.pairs.train.rows(0, rows))
         return sum(len(sentences(text)) > 1 for text in texts) / max(1, len(texts))
 
     def _choose_aligner(self, model: SequenceToSequence) -> Aligner | None:
         """By the validation pairs, with the words that co-occur in the first training pairs."""
-        rows = np.arange(min(LEXICON, len(self.train)))
-        sources, targets = (self.prepared.tokenizers[c].decode(self.train.rows(c, rows)) for c in (0, 1))
+        rows = np.arange(min(LEXICON, len(self.pairs.train)))
+        sources, targets = (self.prepared.tokenizers[c].decode(self.pairs.train.rows(c, rows)) for c in (0, 1))
         lexicon = list(zip(sources, targets, strict=True))
         held_out = self.prepared.texts("valid") if self.prepared.has("valid") else lexicon
         pairs = [(text[0], text[1]) for text in held_out]
@@ -171,45 +120,16 @@ class Translation:
 
     def _learn_shortlist(self) -> Shortlist:
         source, target = self.prepared.tokenizers
-        rows = np.arange(min(SHORTLISTED, len(self.train)))
+        rows = np.arange(min(SHORTLISTED, len(self.pairs.train)))
         spelled = [target.token_ids()[token] for token in BYTES if token in target.token_ids()]
         return learn(
-            self.train.rows(0, rows),
-            self.train.rows(1, rows),
+            self.pairs.train.rows(0, rows),
+            self.pairs.train.rows(1, rows),
             source_vocab=source.vocab,
             vocab=target.vocab,
             always=[target.eos, *([] if target.unk is None else [target.unk]), *spelled],
             joint=source is target,
         )
 
-    def _collated(self, sources: Sequence[Row], targets: Sequence[Row]) -> PairBatch:
-        return collate(sources, targets, self.prepared.tokenizers)
-
     def _references(self) -> list[tuple[str, str]]:
-        if self.prepared.has("valid"):
-            texts = self.prepared.texts("valid")
-        else:
-            rows = np.arange(min(SCORED, len(self.train)))
-            decoded = [self.prepared.tokenizers[c].decode(self.train.rows(c, rows)) for c in (0, 1)]
-            texts = list(zip(*decoded, strict=True))
-        stride = max(1, len(texts) // SCORED)
-        return [(text[0], text[1]) for text in texts[::stride][:SCORED]]
-
-    def _rows(self, store: Store, column: int, rows: np.ndarray, seed: tuple[int, ...]) -> list[np.ndarray]:
-        found = store.rows(column, rows)
-        if not self.dropout:
-            return found
-        texts = self.prepared.tokenizers[column].decode(found)
-        merging = self.merging[column]
-        return [
-            np.array(merging.encode(text, dropout=self.dropout, chance=random.Random(f"{seed} {column} {row}")))
-            for text, row in zip(texts, rows, strict=True)
-        ]
-
-
-def collate(sources: Sequence[Row], targets: Sequence[Row], tokenizers: Sequence[Tokenizer]) -> PairBatch:
-    first, last = tokenizers[0], tokenizers[-1]
-    source, source_valid = pad(sources, last=first.eos, fill=first.pad)
-    target, target_valid = pad(targets, first=last.start, fill=last.pad)
-    wanted, _ = pad(targets, last=last.eos, fill=last.pad)
-    return PairBatch(source, source_valid, target, wanted, target_valid)
+        return [(text[0], text[1]) for text in self.pairs.references(SCORED)]
