@@ -49,6 +49,7 @@ class Alternative:
     score: float
     tokens: list[int]
     token_log_probs: list[float]
+    ended: bool = True  # by itself; False if the length limit cut it off
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class Translation(Alternative):
 class Translator:
     """One model, or several with the same vocabulary whose probabilities are averaged. `aligner`: the alignment head;
     `shortlist`: the target tokens to consider for each source token; `streams`: batches translated in parallel;
-    `split`: whether texts are translated sentence by sentence; `language`: the source language, for splitting."""
+    `split`: whether texts are translated sentence by sentence; `language`: the source language, for splitting. `cuts`:
+    of a text that is too long for the model only the beginning is read; otherwise it is translated in parts."""
 
     def __init__(
         self,
@@ -80,6 +82,7 @@ class Translator:
         streams: int = 1,
         split: bool = False,
         language: str = "",
+        cuts: bool = False,
     ) -> None:
         self.models = [model.eval() for model in models]
         self.starter = FromSource(self.models, tokenizers, shortlist=shortlist)
@@ -88,7 +91,7 @@ class Translator:
         self.limit = min([limit, *(model.source_limit or limit for model in models)])
         self.device = models[0].device
         self.aligner = aligner
-        self.split, self.language = split, language
+        self.split, self.language, self.cuts = split, language, cuts
 
     @overload
     def translate(
@@ -196,7 +199,11 @@ class Translator:
         return f"<Translator: {several}{parameters:,} parameters, vocabulary {self.target.vocab:,}, on {self.device}>"
 
     def predict(self, texts: Sequence[str]) -> list[dict[str, Any]]:
-        return [{"text": one.text, "score": one.score} for one in self.translate(texts)]
+        found = self.translate(texts)
+        return [
+            {"text": one.text, "score": one.score, **({"warnings": one.warnings} if one.warnings else {})}
+            for one in found
+        ]
 
     def close(self) -> None:
         """Stop the streams, if any; the next call restarts them."""
@@ -231,7 +238,8 @@ class Translator:
         config = config.model_copy(update={"do_sample": True})
         found = []
         for drawn in self.translate_all(texts, config, batch_tokens=batch_tokens, split=split):
-            every = [Alternative(drawn.text, drawn.score, drawn.tokens, drawn.token_log_probs), *drawn.alternatives]
+            first = Alternative(drawn.text, drawn.score, drawn.tokens, drawn.token_log_probs, drawn.ended)
+            every = [first, *drawn.alternatives]
             best = every[consensus([one.text for one in every])]
             found.append(Translation(**vars(best), warnings=drawn.warnings))
         return found
@@ -285,6 +293,8 @@ class Translator:
     def _shortened(self, sentence: str, space: str, tokens: list[int]) -> list["_Part"]:
         if len(tokens) < self.limit:
             return [_Part(sentence, space, tokens)]
+        if self.cuts:
+            return [_Part(sentence, space, tokens[: self.limit - 1], lost=len(tokens) - self.limit + 1)]
         parts = split_long(sentence, self._fits, most=self.limit // 2)
         spaces = [" "] * (len(parts) - 1) + [space]
         rows = self.source.encode(parts)
@@ -308,6 +318,7 @@ class Translator:
                 hypothesis.score,
                 hypothesis.tokens,
                 hypothesis.token_log_probs,
+                hypothesis.ended,
             )
             for plain, hypothesis in zip(texts, hypotheses, strict=True)
         ]
@@ -338,6 +349,7 @@ class _Part:
     space: str
     tokens: list[int]
     too_long: bool = False
+    lost: int = 0  # tokens cut off at the end
 
 
 @dataclass(frozen=True)
@@ -358,7 +370,9 @@ def _join(parts: list[list[Alternative]], cuts: list[_Part]) -> Translation:
     """The translation of a text from those of its parts; its n-th alternative joins their n-th ones."""
     if len(parts) == 1 and parts[0]:
         best, *others = parts[0]
-        return Translation(**vars(best), alternatives=others)
+        lost, kept = cuts[0].lost, len(cuts[0].tokens)
+        warnings = [f"too long for the model: cut to {kept:,} of {kept + lost:,} tokens"] if lost else []
+        return Translation(**vars(best), alternatives=others, warnings=warnings)
     both = [(alternatives, part.space) for alternatives, part in zip(parts, cuts, strict=True) if alternatives]
     count = max((len(alternatives) for alternatives, _ in both), default=1)
     every = [_joined([(some[min(rank, len(some) - 1)], space) for some, space in both]) for rank in range(count)]
@@ -373,6 +387,7 @@ def _joined(parts: list[tuple[Alternative, str]]) -> Alternative:
         score=sum(part.score for part, _ in parts),
         tokens=[token for part, _ in parts for token in part.tokens],
         token_log_probs=[value for part, _ in parts for value in part.token_log_probs],
+        ended=all(part.ended for part, _ in parts),
     )
 
 
@@ -398,25 +413,36 @@ def load(
     if len(digests) > 1:
         raise ValueError("models of an ensemble must share their tokenizer; these do not")
     data = read_config(folders[0]).get("data", {})
-    limit = data.get("max_length", 256)
+    limit, cuts = data.get("max_length", 256), cuts_long(folders[0])
     aligner = Aligner.load(folders[0]) if (folders[0] / "alignment.json").exists() else None
     words = Shortlist.load(folders[0]) if shortlist else None
     return Translator(
         models,
         load_tokenizers(folders[0], columns=2),
-        limit=limit,
+        limit=limit + cuts,  # as many tokens as in training, and the end
         aligner=aligner,
         shortlist=words,
         streams=cores() if streams is None else streams,
         split=reads_sentences(folders[0]),
         language=str(data.get("source_language", "")),
+        cuts=cuts,
     )
 
 
 def reads_sentences(folder: Path) -> bool:
     """Whether the lines it was trained on are mostly single sentences: see `tasks/translation.py`."""
+    share = _sentence_facts(folder).get("several")
+    return not isinstance(share, int | float) or share < SEVERAL  # a folder of an older version has no such fact
+
+
+def cuts_long(folder: Path) -> bool:
+    """Whether it was trained on the beginning of texts that are too long: see `tasks/summarisation.py`."""
+    return bool(_sentence_facts(folder).get("cuts"))
+
+
+def _sentence_facts(folder: Path) -> dict[str, Any]:
     try:
-        share = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))["several"]
-        return bool(share < SEVERAL)
-    except (OSError, ValueError, LookupError, TypeError):
-        return True  # a folder of an older version
+        found = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -41,7 +41,7 @@ def evaluate(
     """Translate a test set and score it: BLEU, chrF and TER by sacreBLEU, exact match, perplexity, speed.
 
     Several models are shown side by side, with paired bootstrap tests against the first. For a language model and a
-    text file: perplexity and bits per byte.
+    text file: perplexity and bits per byte. For a summariser: ROUGE, with the first sentences beside it.
 
     Examples:
 
@@ -60,23 +60,29 @@ def evaluate(
     first = heedful.load(folders[0], **options)
     for folder in folders:
         _warn_if_trained_on(folder, test)
-    from heedful.translator import Translator, load
-
-    if not isinstance(first, Translator):
-        _show_numbers(first, folders, test, as_json)
-        return
+    from heedful.config import parse
     from heedful.decoding.generation import GenerationConfig
+    from heedful.tasks import TaskConfig
+    from heedful.translator import load
+
+    recipe = read_config(folders[0])
+    config = GenerationConfig(num_beams=num_beams, length_penalty=length_penalty)
+    task = parse(TaskConfig, recipe.get("task") or "translation")
+    figures = task.figures(first, test, config)
+    if figures is not None:
+        if len(folders) > 1:
+            raise ValueError("only translation models can be compared; give one model folder and a test file")
+        _show_numbers(figures, test, as_json)
+        return
     from heedful.evaluation.compare import by_length, compare, worst
     from heedful.evaluation.metrics import tokenization
 
-    recipe = read_config(folders[0])
     pairs = _pairs(test)
     sources, references = [source for source, _ in pairs], [target for _, target in pairs]
     language = str(recipe.get("data", {}).get("target_language", ""))
     cut = tokenization(references, language=language, tokenize=tokenize)
     if cut.name != "13a":
         print(f"heedful: BLEU uses the tokenizer {cut.name}: {cut.why}", file=sys.stderr)
-    config = GenerationConfig(num_beams=num_beams, length_penalty=length_penalty)
     results, texts = {}, {}
     for number, folder in enumerate(folders):
         translator = load(folder, **options) if number else first
@@ -214,13 +220,9 @@ def _evaluate(
     return results, texts
 
 
-def _show_numbers(use: Any, folders: list[Path], test: Path, as_json: bool) -> None:
+def _show_numbers(figures: dict[str, Any], test: Path, as_json: bool) -> None:
     """The task's own evaluation, for models that do not translate."""
-    if len(folders) > 1:
-        raise ValueError("only translation models can be compared; give one model folder and a test file")
-    if not hasattr(use, "evaluate"):
-        raise ValueError(f"the task of {folders[0]} has no evaluation")
-    data = {"test": test.name, **use.evaluate(test)}
+    data = {"test": test.name, **figures}
     if as_json:
         print(json.dumps(data, indent=2, ensure_ascii=False))
         return

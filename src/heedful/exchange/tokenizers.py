@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 
 from heedful.exchange import sentencepiece
 from heedful.exchange.sentencepiece import CONTROL, NORMAL, UNKNOWN, UNUSED, Piece, Pieces
-from heedful.text.tokenizer import Tokenizer, special_names
+from heedful.text.tokenizer import Tokenizer, chat_template, special_names
 
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model", "sentencepiece.model")
 FILES = "tokenizer.json, vocab.txt, vocab.json with merges.txt, spiece.model, tokenizer.model, source.spm"
@@ -92,7 +92,9 @@ def load_columns(folder: str | Path, *, columns: int) -> list[Tokenizer]:
     if (folder / f"{own}.spm").is_file():
         last = _Folder(folder, "marian").marian("target")
         return [_Folder(folder, "marian").marian("source") if own == "source" else last, *[last] * (columns - 1)]
-    return [_Folder(folder, "").load()] * columns
+    found = _Folder(folder, "").load()
+    found.chat_template = chat_template(folder)
+    return [found] * columns
 
 
 class _Folder:

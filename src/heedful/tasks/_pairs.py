@@ -70,8 +70,8 @@ class Pairs:
         """Loss and accuracy per token of the held-out targets."""
         total, count, right = 0.0, 0, 0
         for rows in list(batches.in_order(self.valid, budget=budget, cost=self.cost))[world.rank :: world.size]:
-            some = (self.valid.rows(column, rows) for column in (0, 1))
-            batch = collate(*some, self.prepared.tokenizers).to(model.device)
+            sources, targets = self.valid.rows(0, rows), self.valid.rows(1, rows)
+            batch = collate(sources, targets, self.prepared.tokenizers).to(model.device)
             memory = model.encode(batch.source, valid=batch.source_valid)
             logits = model.logits(model.decode(batch.target, memory)[batch.target_valid])
             wanted = batch.wanted[batch.target_valid]

@@ -58,6 +58,9 @@ class TranslationConfig(TaskConfig):
     def open(self, folder: Path, *others: Path, **options: Any) -> Translator:
         return load_translator(folder, *others, **options)
 
+    def figures(self, use: Any, test: Path, config: GenerationConfig) -> None:
+        """Translators are scored and compared by the command itself."""
+
 
 class Translation:
     def __init__(self, prepared: Prepared, settings: Settings | None = None) -> None:
