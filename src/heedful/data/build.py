@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from heedful.data.check import Report
-from heedful.data.columns import has_answers, is_document
+from heedful.data.columns import has_answers, has_messages, is_document
 from heedful.data.conll import complete, is_tagged
 from heedful.data.corpus import Fault, Line, near
 from heedful.data.inputs import SPLITS, DataConfig, Inputs
 from heedful.data.squad import tokens_of
 from heedful.data.store import StoreWriter
 from heedful.files import sync_folder, write_text
+from heedful.text.chat import Chat, TooLongError
 from heedful.text.tokenizer import Tokenizer
 
 CHUNK = 8192
@@ -69,6 +70,7 @@ class Builder:
             name: sorted(complete(found) if name in tags else found) for name, found in report.labels.items()
         }
         self.numbers = {name: {label: n for n, label in enumerate(found)} for name, found in self.labels.items()}
+        self.chats = [Chat(tokenizer) for tokenizer in tokenizers[:1] if has_messages(inputs.columns)]
         self.rows = dict.fromkeys(SPLITS, 0)
         self.tokens = [0] * len(self.texts)
         self.unknown_labels = 0
@@ -135,6 +137,16 @@ class Builder:
                 text = json.dumps(dict(zip(names, line.texts, strict=True)), ensure_ascii=False)
                 self.raw[split].write(text + "\n")
 
+    def _prompt(self, cell: str) -> list[int]:
+        """The tokens of messages, without the oldest ones where they are too long together."""
+        asked = json.loads(cell)
+        try:
+            found = self.chats[0].prompt(asked["messages"], role=asked["role"], limit=self.data.max_length)
+        except TooLongError:
+            return self.chats[0].prompt(asked["messages"][-1:], role=asked["role"]).tokens
+        self.cut += found.dropped > 0
+        return found.tokens
+
     def _cut(self, columns: list[list[list[int]]], limit: int) -> None:
         """Keep the beginning of texts that are too long, in columns where that is better than to lose the row."""
         for place, column in enumerate(self.inputs.columns):
@@ -153,6 +165,9 @@ class Builder:
             cells = [line.texts[place] for line in lines]
             if column.is_text:
                 tokenizer = next(tokenizers)
+                if column.kind == "messages":
+                    found.append([self._prompt(cell) for cell in cells])
+                    continue
                 first = words and place == self.texts[0]
                 found.append([list(chain.from_iterable(row)) for row in words] if first else tokenizer.encode(cells))
             elif column.kind == "answers":
@@ -204,6 +219,8 @@ class Split:
         texts = [place for place, column in enumerate(inputs.columns) if column.is_text]
         # Questions about the same context stay together: to have read it in training is half the answer.
         self.texts = texts[-1:] if has_answers(inputs.columns) else texts[:1]
+        if has_messages(inputs.columns):  # a dialogue stays together
+            self.texts = [place for place, column in enumerate(inputs.columns) if column.kind == "raw"]
         if "valid" not in self.missing or (self.rows and usable < 20):  # nothing to hold out, or too few
             self.missing = []
         self.share = min(0.2, wanted / usable)

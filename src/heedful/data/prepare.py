@@ -18,7 +18,7 @@ from heedful.data.check import Report
 from heedful.data.columns import PAIR, Columns
 from heedful.data.inputs import DataConfig, Inputs, look_over
 from heedful.data.store import Store
-from heedful.text.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
+from heedful.text.tokenizer import CHAT_TOKENS, Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
 
 TOKENIZER_LINES = 500_000  # more lines hardly improve a tokenizer
 FORMAT = "5"
@@ -125,7 +125,11 @@ def _train_tokenizers(
     def texts(columns: Sequence[int]) -> Iterator[str]:
         dealt = (part for line in usable(inputs.read("train")) for part in split.deal(line))
         lines = (line for place, line in dealt if place == "train")
-        return (line.texts[places[column]] for line in islice(lines, 0, None, stride) for column in columns)
+        return (
+            inputs.columns[places[column]].plain(line.texts[places[column]])
+            for line in islice(lines, 0, None, stride)
+            for column in columns
+        )
 
     def train(columns: Sequence[int]) -> Tokenizer:
         split.seen = 0
@@ -143,7 +147,8 @@ def _train_tokenizers(
 def _refuse_missing(specials: Sequence[str], tokenizers: Sequence[Tokenizer]) -> None:
     """A tokenizer that was not trained for the task may lack special tokens that the task needs."""
     for tokenizer in tokenizers:
-        missing = [special for special in specials if not tokenizer.has(special)]
+        told = CHAT_TOKENS if tokenizer.chat_template is not None else ()  # a template needs no tokens of ours
+        missing = [special for special in specials if special not in told and not tokenizer.has(special)]
         if missing:
             raise ValueError(f"the task needs the special tokens {', '.join(missing)}, which this tokenizer lacks")
 

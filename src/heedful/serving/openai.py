@@ -194,30 +194,30 @@ async def _whole(
             log_probs = None if asked.logprobs is None else _log_probs(writing, row, asked.logprobs)
             choices.append({"index": len(choices), "text": shown, "finish_reason": reason, "logprobs": log_probs})
     count = sum(len(row) for text in written.texts for row in text.pieces)
-    return {**_frame(writing), "choices": choices, "usage": _usage(writing, prompts, count)}
+    return {**frame(writing), "choices": choices, "usage": _usage(writing, prompts, count)}
 
 
 async def _streamed(
     writing: Writing, written: _Written, asked: Completion, timeout: float
 ) -> AsyncIterator[dict[str, Any]]:
     """The events of a stream. If the client disconnects, the generator is closed, and decoding stops."""
-    loop, frame, count, config = asyncio.get_running_loop(), _frame(writing), asked.n or 1, asked.generation()
+    loop, shown, count, config = asyncio.get_running_loop(), frame(writing), asked.n or 1, asked.generation()
     deadline, left = loop.time() + timeout, len(written.texts)
     try:
         for number, text in enumerate(written.texts):
             for row in range(count if asked.echo else 0):
-                yield {**frame, "choices": [_choice(number * count + row, text.prompt)]}
+                yield {**shown, "choices": [_choice(number * count + row, text.prompt)]}
         while left:
             number, event = await asyncio.wait_for(written.events.get(), deadline - loop.time())
             if event is not None:
                 row, piece = event
                 probs = None if asked.logprobs is None else _log_probs(writing, [piece], asked.logprobs)
-                yield {**frame, "choices": [_choice(number * count + row, piece.text, probs)]}
+                yield {**shown, "choices": [_choice(number * count + row, piece.text, probs)]}
                 continue
             left -= 1
             written.texts[number].job.future.result()  # raises if the job failed
             for row, (reason, rest) in enumerate(written.texts[number].ends(writing, config)):
-                yield {**frame, "choices": [_choice(number * count + row, rest, reason=reason)]}
+                yield {**shown, "choices": [_choice(number * count + row, rest, reason=reason)]}
     except TimeoutError:
         yield error_body("/v1/", 503, "this took too long; ask for fewer tokens")
     finally:
@@ -248,9 +248,9 @@ def _log_probs(writing: Writing, pieces: list[Piece], count: int) -> dict[str, A
     }
 
 
-def _frame(writing: Writing) -> dict[str, Any]:
+def frame(writing: Writing, prefix: str = "cmpl", kind: str = "text_completion") -> dict[str, Any]:
     created = int(time.time())
-    return {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": created, "model": writing.name}
+    return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": created, "model": writing.name}
 
 
 def _usage(writing: Writing, prompts: list[str], written: int) -> dict[str, int]:

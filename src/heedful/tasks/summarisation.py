@@ -87,9 +87,8 @@ class Summarisation:
         self.limit = settings.max_length
         rouge(["a"], [["a"]], stem=config.stem)  # fails now if it is not installed
         cut = prepared.facts.get("cut", 0)
-        self.notes = (
-            [f"{cut:,} texts are longer than {self.limit} tokens and were cut (data.max_length)"] if cut else []
-        )
+        note = f"{cut:,} texts are longer than {self.limit} tokens (data.max_length): only their beginning is read"
+        self.notes = [note] if cut else []
 
     def epoch(self, number: int, *, budget: int, seed: int) -> Iterator[np.ndarray]:
         return self.pairs.epoch(number, budget=budget, seed=seed)

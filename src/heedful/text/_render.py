@@ -21,7 +21,7 @@ LONGEST = 4 << 20  # characters of a rendered prompt
 class Generation(Extension):
     """{% generation %} ... {% endgeneration %} marks what a model writes; the text is rendered as it is."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno

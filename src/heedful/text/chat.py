@@ -34,6 +34,10 @@ class Prompt:
     dropped: int = 0
 
 
+class TooLongError(ValueError):
+    """A message does not fit the model even alone."""
+
+
 class Chat:
     """How a tokenizer's model reads a conversation. `stops`: where its answer ends, besides its end token."""
 
@@ -61,7 +65,10 @@ class Chat:
             if limit is None or len(tokens) <= limit:
                 return Prompt(text.replace(HIDDEN, ""), tokens, first)
             if first >= len(rest) - 1:
-                raise ValueError(f"the last message takes {len(tokens):,} tokens, but the model reads {limit:,} at once; shorten it")  # noqa: E501  # fmt: skip
+                size = (
+                    f"the last message takes {len(tokens):,} tokens, but the model reads {limit:,} at once; shorten it"
+                )
+                raise TooLongError(size)
             first += 1
             while first < len(rest) - 1 and rest[first]["role"] != "user" and self.template is not None:
                 first += 1  # templates expect the user to begin

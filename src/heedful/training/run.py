@@ -14,8 +14,9 @@ import yaml
 from safetensors.torch import load_file
 
 from heedful.checkpoint import average, newest, regular, set_aside
+from heedful.data import dialogues
 from heedful.data.check import Report
-from heedful.data.columns import has_answers
+from heedful.data.columns import has_answers, has_messages
 from heedful.data.inputs import Inputs, look_over
 from heedful.data.prepare import Prepared, load_tokenizers, prepare, save_tokenizers
 from heedful.data.squad import as_jsonl
@@ -292,7 +293,9 @@ def _prepare(
 def _save_test(prepared: Prepared, out: Path) -> None:
     """Save the held-out test rows for `heedful evaluate MODEL`; labelled ones with a header row, questions as JSONL,
     since spaces count where an answer is a place in a text."""
-    if prepared.has("test") and has_answers(prepared.columns):
+    if prepared.has("test") and has_messages(prepared.columns):
+        write_text(out / "test.jsonl", "".join(map(dialogues.as_jsonl, prepared.texts("test"))))
+    elif prepared.has("test") and has_answers(prepared.columns):
         write_text(out / "test.jsonl", "".join(map(as_jsonl, prepared.texts("test"))))
     elif prepared.has("test"):
         rows = [] if all(column.is_text for column in prepared.columns) else [[c.name for c in prepared.columns]]
