@@ -76,7 +76,7 @@ class Reading:
 
 class Generator:
     """`recurrence`: how a model with a memory of earlier segments reads; None = it keeps all it has read. `streams`:
-    batches of prompts continued in parallel. A sequence-to-sequence model encodes the prompt and writes what follows."""
+    batches of prompts continued in parallel. A sequence-to-sequence model encodes the prompt and writes the rest."""
 
     def __init__(
         self,
