@@ -221,7 +221,7 @@ def _request(text: str, prefix: str, required: list[str], banned: list[str]) -> 
 
 def _described(model: Served) -> dict[str, Any]:
     if isinstance(model, Writing):
-        return {"name": model.name, "kind": "language model", "example": None}
+        return {"name": model.name, "kind": "language model", "example": None, "chats": model.chats}
     if isinstance(model, Predicting):
         return {
             "name": model.name,

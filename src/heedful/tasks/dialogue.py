@@ -178,7 +178,8 @@ class Dialogue:
 
     def loss(self, model: Any, batch: ReplyBatch, *, state: State) -> Loss:
         states, wanted = _states(model, batch)
-        return Loss({"tokens": vocabulary_cross_entropy(*model.last_linear(states), wanted, smoothing=self.smoothing)})
+        states, weight, bias = model.last_linear(states)
+        return Loss({"tokens": vocabulary_cross_entropy(states, weight, bias, wanted, smoothing=self.smoothing)})
 
     @torch.inference_mode()
     def evaluate(self, model: Any, *, budget: int, samples: int, world: Processes) -> Scores:
@@ -190,16 +191,16 @@ class Dialogue:
         loss = world.total(total) / max(1.0, world.total(count))
         numbers = {"loss": loss, "accuracy": 100 * world.total(right) / max(1.0, world.total(count))}
         numbers["perplexity"] = math.exp(min(loss, 100.0))
-        rows = self._held_out()
-        asked = [json.loads(row[0]) for row in rows][world.rank :: world.size]
+        held_out = self._held_out()
+        asked = [json.loads(row[0]) for row in held_out][world.rank :: world.size]
         chatter = Chatter(Generator(model, self.tokenizer), limit=self.limit)
-        found_ = chatter.replies([one["messages"] for one in asked], SHORT, roles=[one["role"] for one in asked])
-        written = world.gather([one.text for one in found_])
-        numbers["bleu"] = quick_score(written, [row[1] for row in rows], tokenizer=self.cut_by)["bleu"]
+        replies = chatter.replies([one["messages"] for one in asked], SHORT, roles=[one["role"] for one in asked])
+        written = world.gather([one.text for one in replies])
+        numbers["bleu"] = quick_score(written, [row[1] for row in held_out], tokenizer=self.cut_by)["bleu"]
         numbers |= {f"distinct{n}": 100 * distinct(written, n) for n in (1, 2)}
         shown = [
             {"message": json.loads(row[0])["messages"][-1]["content"], "reference": row[1], "reply": text}
-            for row, text in zip(rows[:samples], written, strict=False)
+            for row, text in zip(held_out[:samples], written, strict=False)
         ]
         return Scores(numbers, shown)
 
@@ -207,7 +208,7 @@ class Dialogue:
         """Nothing to add: the chat template is the tokenizer's."""
 
     def _held_out(self) -> list[tuple[str, ...]]:
-        """Rows to reply to; without any held out, what the training data has is not shown again: there are none."""
+        """Rows to reply to, if any are held out."""
         rows = self.prepared.texts("valid") if self.prepared.has("valid") else []
         return rows[:: max(1, len(rows) // SCORED)][:SCORED]
 
@@ -247,7 +248,8 @@ def _measured(
     total, count, right = 0.0, 0, 0
     lengths = np.array([[len(history) + len(reply) + 1] for history, reply in rows])
     for chosen in batches.cut(np.arange(len(rows)), lengths, budget):
-        batch = _batch(*zip(*(rows[index] for index in chosen), strict=True), tokenizer).to(model.device)
+        histories, replies = ([rows[index][side] for index in chosen] for side in (0, 1))
+        batch = _batch(histories, replies, tokenizer).to(model.device)
         states, wanted = _states(model, batch)
         logits = model.logits(states)
         total += float(cross_entropy(logits, wanted).total)
