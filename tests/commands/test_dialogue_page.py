@@ -13,7 +13,7 @@ SHORT = (
     " training.steps=2 training.warmup=1 training.validate_every=2 training.save_every=2 training.batch_tokens=600"
     " tokenizer.vocab=300 model.width=16 model.decoder.layers=1 model.decoder.attention.heads=2"
 )
-WORDS = "we study long texts and make them short with a model of words".split()
+WORDS = ["we", "study", "long", "texts", "and", "make", "them", "short", "with", "a", "model", "of", "words"]
 
 
 def files(place):
