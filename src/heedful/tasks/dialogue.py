@@ -27,6 +27,7 @@ from heedful.data.store import Store
 from heedful.decoding.generation import GenerationConfig
 from heedful.evaluation.metrics import quick_score, score, tokenization
 from heedful.generator import Generator
+from heedful.generator import Prompt as Written
 from heedful.model.architecture import ArchitectureConfig, LanguageModel, Model, SequenceToSequence
 from heedful.objectives import Loss, cross_entropy, vocabulary_cross_entropy
 from heedful.tasks import Direction, Processes, Scores, Settings, State, TaskConfig
@@ -162,7 +163,7 @@ class Dialogue:
         self.smoothing, self.cost, self.limit = settings.label_smoothing, settings.cost, settings.max_length
         self.train = prepared.store("train")
         self.valid = prepared.store("valid") if prepared.has("valid") else self.train
-        self.cut_by = tokenization([text[1] for text in self._held_out()], language=settings.language).name
+        self.cut_by = tokenization(self._held_out()[1], language=settings.language).name
         cut = prepared.facts.get("cut", 0)
         said = f"{cut:,} histories are longer than {self.limit} tokens: their oldest messages are left out"
         self.notes = [said] if cut else []
@@ -186,31 +187,34 @@ class Dialogue:
         total, count, right = 0.0, 0, 0
         for rows in list(batches.in_order(Joined(self.valid), budget=budget, cost=self.cost))[world.rank :: world.size]:
             some = list(zip(self.valid.rows(0, rows), self.valid.rows(1, rows), strict=True))
-            found = _measured(model, self.tokenizer, some, budget=budget)
-            total, count, right = total + found[0], count + found[1], right + found[2]
+            sums = _measured(model, self.tokenizer, some, budget=budget)
+            total, count, right = total + sums[0], count + sums[1], right + sums[2]
         loss = world.total(total) / max(1.0, world.total(count))
         numbers = {"loss": loss, "accuracy": 100 * world.total(right) / max(1.0, world.total(count))}
         numbers["perplexity"] = math.exp(min(loss, 100.0))
-        held_out = self._held_out()
-        asked = [json.loads(row[0]) for row in held_out][world.rank :: world.size]
-        chatter = Chatter(Generator(model, self.tokenizer), limit=self.limit)
-        replies = chatter.replies([one["messages"] for one in asked], SHORT, roles=[one["role"] for one in asked])
-        written = world.gather([one.text for one in replies])
-        numbers["bleu"] = quick_score(written, [row[1] for row in held_out], tokenizer=self.cut_by)["bleu"]
+        asked, references = self._held_out()
+        generator = Generator(model, self.tokenizer)
+        prompts = [Written("", tokens=tokens) for tokens in asked[world.rank :: world.size]]
+        found = generator.write(generator.read(prompts), SHORT)
+        written = world.gather([best.text.strip() for best, *_ in found])
+        numbers["bleu"] = quick_score(written, references, tokenizer=self.cut_by)["bleu"]
         numbers |= {f"distinct{n}": 100 * distinct(written, n) for n in (1, 2)}
         shown = [
-            {"message": json.loads(row[0])["messages"][-1]["content"], "reference": row[1], "reply": text}
-            for row, text in zip(held_out[:samples], written, strict=False)
+            {"history": history, "reference": reference, "reply": text}
+            for history, reference, text in zip(
+                self.tokenizer.decode(asked[:samples]), references, written, strict=False
+            )
         ]
         return Scores(numbers, shown)
 
     def finish(self, model: Model, folder: Path) -> None:
         """Nothing to add: the chat template is the tokenizer's."""
 
-    def _held_out(self) -> list[tuple[str, ...]]:
-        """Rows to reply to, if any are held out."""
-        rows = self.prepared.texts("valid") if self.prepared.has("valid") else []
-        return rows[:: max(1, len(rows) // SCORED)][:SCORED]
+    def _held_out(self) -> tuple[list[list[int]], list[str]]:
+        """Prompts as tokens, and the true replies."""
+        rows = np.arange(len(self.valid))[:: max(1, len(self.valid) // SCORED)][:SCORED]
+        histories = [[*map(int, row)] for row in self.valid.rows(0, rows)]
+        return histories, self.tokenizer.decode(self.valid.rows(1, rows))
 
 
 def distinct(texts: Sequence[str], size: int) -> float:
