@@ -17,6 +17,7 @@ LEVELS = [
     {"checkpoint", "exchange"},
     {"alignment"},
     {"translator", "generator"},
+    {"chatter"},
     {"tasks"},
     {"training", "search"},
     {"inspection"},

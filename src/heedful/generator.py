@@ -19,12 +19,13 @@ from heedful.config import did_you_mean
 from heedful.data.corpus import Line, read_texts
 from heedful.decoding.beam import Hypothesis
 from heedful.decoding.from_prompt import FromPrompt
+from heedful.decoding.from_source import FromSource
 from heedful.decoding.generation import GenerationConfig, with_options
-from heedful.decoding.runner import Request, Runner, numbered
+from heedful.decoding.runner import Request, Runner, Starter, numbered
 from heedful.decoding.stepper import Recurrence
 from heedful.decoding.stops import until
 from heedful.decoding.streams import cores
-from heedful.model.architecture import LanguageModel
+from heedful.model.architecture import LanguageModel, SequenceToSequence
 from heedful.text.tokenizer import Tokenizer
 
 BATCH_TOKENS = 16_384  # per batch, prompts and continuations together
@@ -57,10 +58,11 @@ class Piece:
 @dataclass(frozen=True)
 class Prompt:
     """A text to continue. `heard` is called with each sampled piece of text as soon as it is generated (number of the
-    continuation, piece), and returns whether to continue."""
+    continuation, piece), and returns whether to continue. `tokens`: those of the text, if they are known."""
 
     text: str
     heard: Callable[[int, Piece], bool] | None = None
+    tokens: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,20 +75,24 @@ class Reading:
 
 class Generator:
     """`recurrence`: how a model with a memory of earlier segments reads; None = it keeps all it has read. `streams`:
-    batches of prompts continued in parallel."""
+    batches of prompts continued in parallel. A sequence-to-sequence model encodes the prompt and writes the rest."""
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: LanguageModel | SequenceToSequence,
         tokenizer: Tokenizer,
         *,
         recurrence: Recurrence | None = None,
         streams: int = 1,
     ) -> None:
         self.model, self.tokenizer, self.recurrence = model.eval(), tokenizer, recurrence
-        self.starter = FromPrompt(model, tokenizer, recurrence=recurrence)
+        self.starter: Starter = (
+            FromPrompt(model, tokenizer, recurrence=recurrence)
+            if isinstance(model, LanguageModel)
+            else FromSource([model], [tokenizer])
+        )
         self.runner = Runner(self.starter, streams=streams)
-        self.limit = model.limit
+        self.limit = model.limit if isinstance(model, LanguageModel) else model.source_limit
         self.device = model.device
 
     def __repr__(self) -> str:
@@ -120,7 +126,8 @@ class Generator:
 
     def read(self, prompts: Sequence[Prompt]) -> list[Reading]:
         """Tokenise, once. A prompt that is too long for the model is truncated at its beginning."""
-        rows = self.tokenizer.encode([prompt.text for prompt in prompts])
+        texts = self.tokenizer.encode([prompt.text if prompt.tokens is None else "" for prompt in prompts])
+        rows = [row if one.tokens is None else [*one.tokens] for row, one in zip(texts, prompts, strict=True)]
         last = 0 if self.limit is None else -(self.limit - 1)
         return [
             Reading(prompt, (row or [self.tokenizer.start])[last:]) for prompt, row in zip(prompts, rows, strict=True)
@@ -177,6 +184,8 @@ class Generator:
     def log_probs(self, text: str) -> list[float]:
         """The log-probability of each token after the first, in windows of the model's context: each by itself, or with
         the memory of those before."""
+        if not isinstance(self.model, LanguageModel):
+            raise ValueError("a model of kind " + self.model.config.kind + " gives no probability of a text by itself")
         tokens = self.tokenizer.encode([text])[0]
         size, memory = self.limit or 1024, None
         if self.recurrence is not None:

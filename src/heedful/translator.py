@@ -52,6 +52,7 @@ class Alternative:
     score: float
     tokens: list[int]
     token_log_probs: list[float]
+    ended: bool = True  # by itself; False if the length limit cut it off
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Translation(Alternative):
 class Translator:
     """One model, or several with the same vocabulary whose probabilities are averaged. `aligner`: the alignment head;
     `shortlist`: the target tokens to consider for each source token; `streams`: batches translated in parallel;
-    `split`: whether texts are translated sentence by sentence; `language`: the source language, for splitting;
+    `split`: whether texts are translated sentence by sentence; `language`: the source language, for splitting. `cuts`:
+    of a text that is too long for the model only the beginning is read; otherwise it is translated in parts.
     `context`: how many sentences before it the model sees when it translates one; `languages`: those that a model of
     several languages knows."""
 
@@ -85,6 +87,7 @@ class Translator:
         streams: int = 1,
         split: bool = False,
         language: str = "",
+        cuts: bool = False,
         context: int = 0,
         languages: Languages | None = None,
     ) -> None:
@@ -96,7 +99,7 @@ class Translator:
         self.limit = min([limit, *(model.source_limit or limit for model in models)])
         self.device = models[0].device
         self.aligner = aligner
-        self.split, self.language, self.context = split, language, context
+        self.split, self.language, self.cuts, self.context = split, language, cuts, context
         self.before = Before(self.starter, context=context, limit=self.limit)
 
     @overload
@@ -254,7 +257,11 @@ class Translator:
         return f"<Translator: {several}{parameters:,} parameters, vocabulary {self.target.vocab:,}, on {self.device}>"
 
     def predict(self, texts: Sequence[str]) -> list[dict[str, Any]]:
-        return [{"text": one.text, "score": one.score} for one in self.translate(texts)]
+        found = self.translate(texts)
+        return [
+            {"text": one.text, "score": one.score, **({"warnings": one.warnings} if one.warnings else {})}
+            for one in found
+        ]
 
     def close(self) -> None:
         """Stop the streams, if any; the next call restarts them."""
@@ -293,7 +300,8 @@ class Translator:
         config = config.model_copy(update={"do_sample": True})
         found = []
         for drawn in self.translate_all(texts, config, batch_tokens=batch_tokens, split=split):
-            every = [Alternative(drawn.text, drawn.score, drawn.tokens, drawn.token_log_probs), *drawn.alternatives]
+            first = Alternative(drawn.text, drawn.score, drawn.tokens, drawn.token_log_probs, drawn.ended)
+            every = [first, *drawn.alternatives]
             best = every[consensus([one.text for one in every])]
             found.append(Translation(**vars(best), warnings=drawn.warnings))
         return found
@@ -366,6 +374,8 @@ class Translator:
     def _shortened(self, sentence: str, space: str, tokens: list[int]) -> list["_Part"]:
         if len(tokens) < self.limit:
             return [_Part(sentence, space, tokens)]
+        if self.cuts:
+            return [_Part(sentence, space, tokens[: self.limit - 1], lost=len(tokens) - self.limit + 1)]
         parts = split_long(sentence, self._fits, most=self.limit // 2)
         spaces = [" "] * (len(parts) - 1) + [space]
         rows = self.source.encode(parts)
@@ -389,6 +399,7 @@ class Translator:
                 hypothesis.score,
                 hypothesis.tokens,
                 hypothesis.token_log_probs,
+                hypothesis.ended,
             )
             for plain, hypothesis in zip(texts, hypotheses, strict=True)
         ]
@@ -421,6 +432,7 @@ class _Part:
     space: str
     tokens: list[int]
     too_long: bool = False
+    lost: int = 0  # tokens cut off at the end
 
 
 @dataclass(frozen=True)
@@ -441,7 +453,9 @@ def _join(parts: list[list[Alternative]], cuts: list[_Part]) -> Translation:
     """The translation of a text from those of its parts; its n-th alternative joins their n-th ones."""
     if len(parts) == 1 and parts[0]:
         best, *others = parts[0]
-        return Translation(**vars(best), alternatives=others)
+        lost, kept = cuts[0].lost, len(cuts[0].tokens)
+        warnings = [f"too long for the model: cut to {kept:,} of {kept + lost:,} tokens"] if lost else []
+        return Translation(**vars(best), alternatives=others, warnings=warnings)
     both = [(alternatives, part.space) for alternatives, part in zip(parts, cuts, strict=True) if alternatives]
     count = max((len(alternatives) for alternatives, _ in both), default=1)
     every = [_joined([(some[min(rank, len(some) - 1)], space) for some, space in both]) for rank in range(count)]
@@ -456,6 +470,7 @@ def _joined(parts: list[tuple[Alternative, str]]) -> Alternative:
         score=sum(part.score for part, _ in parts),
         tokens=[token for part, _ in parts for token in part.tokens],
         token_log_probs=[value for part, _ in parts for value in part.token_log_probs],
+        ended=all(part.ended for part, _ in parts),
     )
 
 
@@ -482,6 +497,7 @@ def load(
         raise ValueError("models of an ensemble must share their tokenizer; these do not")
     data = read_config(folders[0]).get("data", {})
     recipe = parse(DataConfig, {key: value for key, value in data.items() if key in DataConfig.model_fields})
+    cuts = cuts_long(folders[0])
     aligner = Aligner.load(folders[0]) if (folders[0] / "alignment.json").exists() else None
     if aligner is not None:
         aligner.refuse_misfit(models[0], folders[0])
@@ -492,13 +508,14 @@ def load(
     return Translator(
         models,
         tokenizers[0],
-        limit=recipe.max_length,
+        limit=recipe.max_length + cuts,  # as many tokens as in training, and the end
         aligner=aligner,
         shortlist=words,
         streams=cores() if streams is None else streams,
         # A prefix is for the whole text: no sentence can do without it.
         split=reads_sentences(folders[0]) and not any(corpus.prefix for corpus in recipe.corpora),
         language=recipe.source_language,
+        cuts=cuts,
         context=recipe.context,
         languages=Languages(tokenizers[0], recipe.layout, recipe.directions if recipe.layout else [named]),
     )
@@ -506,10 +523,21 @@ def load(
 
 def reads_sentences(folder: Path) -> bool:
     """Whether the lines it was trained on are mostly single sentences: see `tasks/translation.py`."""
+    share = _sentence_facts(folder).get("several")
+    return not isinstance(share, int | float) or share < SEVERAL  # a folder of an older version has no such fact
+
+
+def cuts_long(folder: Path) -> bool:
+    """Whether it was trained on the beginning of texts that are too long: see `tasks/summarisation.py`."""
+    return bool(_sentence_facts(folder).get("cuts"))
+
+
+def _sentence_facts(folder: Path) -> dict[str, Any]:
     try:
-        share = read_object(folder / "sentences.json").get("several")
+        found = read_object(folder / "sentences.json")
     except FileNotFoundError:
-        return True  # a folder of an older version
+        return {}
+    share = found.get("several", 0.0)
     if not isinstance(share, int | float) or not 0 <= share <= 1:
         raise ValueError(f"{folder / 'sentences.json'}: several must be a share from 0 to 1, not {share!r:.100}")
-    return share < SEVERAL
+    return found

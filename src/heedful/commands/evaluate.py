@@ -45,7 +45,8 @@ def evaluate(
     """Translate a test set and score it: BLEU, chrF and TER by sacreBLEU, exact match, perplexity, speed.
 
     Several models are shown side by side, with paired bootstrap tests against the first. For a language model and a
-    text file: perplexity and bits per byte. For a model of several corpora: a row for each, with its own metric.
+    text file: perplexity and bits per byte. For a model of several corpora: a row for each, with its own metric. For a
+    summariser: ROUGE, with the first sentences beside it.
 
     Examples:
 
@@ -72,16 +73,23 @@ def evaluate(
     first = heedful.load(folders[0], **options)
     for folder in folders:
         _warn_if_trained_on(folder, test)
-    from heedful.translator import Translator, load
-
-    if not isinstance(first, Translator) or hasattr(first, "evaluate"):
-        _show_numbers(first, folders, test, as_json)
-        return
+    from heedful.config import parse
     from heedful.decoding.generation import GenerationConfig
+    from heedful.tasks import TaskConfig
+    from heedful.translator import load
+
+    recipe = read_config(folders[0])
+    config = GenerationConfig(num_beams=num_beams, length_penalty=length_penalty)
+    task = parse(TaskConfig, recipe.get("task") or "translation")
+    figures = task.figures(first, test, config)
+    if figures is not None:
+        if len(folders) > 1:
+            raise ValueError("only translation models can be compared; give one model folder and a test file")
+        _show_numbers(figures, test, as_json)
+        return
     from heedful.evaluation.compare import by_length, compare, worst
     from heedful.evaluation.metrics import tokenization
 
-    recipe = read_config(folders[0])
     documents = any(read_config(one).get("data", {}).get("context") for one in folders)
     pairs, places = read_pairs_of(test, documents=documents)
     sources, references = [source for source, _ in pairs], [target for _, target in pairs]
@@ -89,7 +97,6 @@ def evaluate(
     cut = tokenization(references, language=language, tokenize=tokenize)
     if cut.name != "13a":
         print(f"heedful: BLEU uses the tokenizer {cut.name}: {cut.why}", file=sys.stderr)
-    config = GenerationConfig(num_beams=num_beams, length_penalty=length_penalty)
     results, texts = {}, {}
     for number, folder in enumerate(folders):
         translator = load(folder, **options) if number else first
@@ -244,13 +251,9 @@ def evaluate_pairs(
     return results, texts
 
 
-def _show_numbers(use: Any, folders: list[Path], test: Path, as_json: bool) -> None:
+def _show_numbers(figures: dict[str, Any], test: Path, as_json: bool) -> None:
     """The task's own evaluation, for models that do not translate."""
-    if len(folders) > 1:
-        raise ValueError("only translation models can be compared; give one model folder and a test file")
-    if not hasattr(use, "evaluate"):
-        raise ValueError(f"the task of {folders[0]} has no evaluation")
-    data = {"test": test.name, **use.evaluate(test)}
+    data = {"test": test.name, **figures}
     if as_json:
         print(json.dumps(data, indent=2, ensure_ascii=False))
         return

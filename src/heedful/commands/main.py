@@ -14,6 +14,7 @@ import typer
 
 from heedful import __version__
 from heedful.commands.answer import answer
+from heedful.commands.chat import chat
 from heedful.commands.compare import compare
 from heedful.commands.corpus import corpus
 from heedful.commands.data import data
@@ -49,6 +50,7 @@ app.command()(evaluate)
 app.command()(score)
 app.command()(compare)
 app.command()(generate)
+app.command()(chat)
 app.command()(embed)
 app.command()(index)
 app.command()(search)

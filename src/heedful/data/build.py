@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from heedful.data.check import Report
-from heedful.data.columns import has_answers, is_document
+from heedful.data.columns import has_answers, has_messages, is_document
 from heedful.data.conll import complete, is_tagged
 from heedful.data.corpus import Fault, Line, near
 from heedful.data.inputs import SPLITS, DataConfig, Inputs
 from heedful.data.squad import tokens_of
 from heedful.data.store import StoreWriter
 from heedful.files import sync_folder, write_text
+from heedful.text.chat import Chat, TooLongError
 from heedful.text.tokenizer import Tokenizer
 
 CHUNK = 8192
@@ -79,10 +80,11 @@ class Builder:
             name: sorted(complete(found) if name in tags else found) for name, found in report.labels.items()
         }
         self.numbers = {name: {label: n for n, label in enumerate(found)} for name, found in self.labels.items()}
+        self.chats = [Chat(tokenizer) for tokenizer in tokenizers[:1] if has_messages(inputs.columns)]
         self.rows = dict.fromkeys(SPLITS, 0)
         self.tokens = [0] * len(self.texts)
         self.unknown_labels = 0
-        self.too_long = 0
+        self.too_long = self.cut = 0
         self.follows = dict.fromkeys(SPLITS, 0)  # how many rows of its document a next row would follow
         self.places = {split: (folder / f"{split}.places").open("wb") for split in SPLITS if inputs.documents}
         self.raw = {split: (folder / f"{split}.jsonl").open("w", encoding="utf-8") for split in SPLITS[1:]}
@@ -110,6 +112,7 @@ class Builder:
             "rows": self.rows,
             "tokens": self.tokens,
             "too_long": self.too_long,
+            "cut": self.cut,
             "labels": self.labels,
             "unknown_labels": self.unknown_labels,
             **({"held_out_elsewhere": split.left_out} if self.taken else {}),
@@ -124,6 +127,8 @@ class Builder:
         columns = self._encoded(lines)
         if self.texts and not is_document(self.inputs.columns):
             limit = None if split == "test" or self.inputs.strict else self.data.max_length
+            if limit is not None:
+                self._cut(columns, limit)
             keep = [
                 all(row and (limit is None or len(row) <= limit) for row in rows)
                 for rows in zip(*(columns[place] for place in self.texts), strict=True)
@@ -155,6 +160,23 @@ class Builder:
             if kept:
                 yield min(before, 255)
 
+    def _prompt(self, cell: str) -> list[int]:
+        """The tokens of messages, without the oldest ones where they are too long together."""
+        asked = json.loads(cell)
+        try:
+            found = self.chats[0].prompt(asked["messages"], role=asked["role"], limit=self.data.max_length)
+        except TooLongError:
+            return self.chats[0].prompt(asked["messages"][-1:], role=asked["role"]).tokens
+        self.cut += found.dropped > 0
+        return found.tokens
+
+    def _cut(self, columns: list[list[list[int]]], limit: int) -> None:
+        """Keep the beginning of texts that are too long, in columns where that is better than to lose the row."""
+        for place, column in enumerate(self.inputs.columns):
+            if column.cuts:
+                self.cut += sum(len(row) > limit for row in columns[place])
+                columns[place] = [row[:limit] for row in columns[place]]
+
     def _encoded(self, lines: list[Line]) -> list[list[list[int]]]:
         """Each column as rows of numbers: tokens, label numbers, tags by token, or bytes."""
         tokenizers = iter(self.tokenizers)
@@ -166,6 +188,9 @@ class Builder:
             cells = [line.texts[place] for line in lines]
             if column.is_text:
                 tokenizer = next(tokenizers)
+                if column.kind == "messages":
+                    found.append([self._prompt(cell) for cell in cells])
+                    continue
                 first = words and place == self.texts[0]
                 found.append([list(chain.from_iterable(row)) for row in words] if first else tokenizer.encode(cells))
             elif column.kind == "answers":
@@ -221,6 +246,8 @@ class Split:
         texts = [place for place, column in enumerate(inputs.columns) if column.is_text]
         # Questions about the same context stay together: to have read it in training is half the answer.
         self.texts = texts[-1:] if has_answers(inputs.columns) else texts[:1]
+        if has_messages(inputs.columns):  # a dialogue stays together
+            self.texts = [place for place, column in enumerate(inputs.columns) if column.kind == "raw"]
         if "valid" not in self.missing or (self.rows and usable < 20):  # nothing to hold out, or too few
             self.missing = []
         self.share = min(0.2, wanted / max(1, usable))

@@ -120,7 +120,7 @@ def check(
             continue
         report.usable += 1
         for side, place in zip(report.sides, texts, strict=True):
-            side.add(line.texts[place])
+            side.add(columns[place].plain(line.texts[place]))
         for place, column in labels:
             report.labels[column.name].update(column.labels(line.texts[place]))
             if len(report.labels[column.name]) > MOST_LABELS:

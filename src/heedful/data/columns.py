@@ -1,10 +1,21 @@
 """The columns of a corpus: a task declares them, and reading, tokenising and batching follow."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["text", "document", "label", "labels", "tags", "number", "answers", "raw"]
+Kind = Literal["text", "document", "messages", "label", "labels", "tags", "number", "answers", "raw"]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Which messages of a dialogue are rows: those of the roles `learn`, each after up to `history` others (0 = all
+    that came before). `speakers`: the roles of further names in the files."""
+
+    learn: tuple[str, ...]
+    history: int
+    speakers: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -13,6 +24,7 @@ class Column:
 
     text       tokenised
     document   plain text files, tokenised: documents separated by blank lines; must be the only column
+    messages   what was said before a reply, as JSON; tokenised as a prompt (`text/chat.py`): see `dialogues`
     label      one of a few names; a row stores the number of its label
     labels     any number of names, separated by commas, or a list in JSONL; may be empty
     tags       a label for each word of the first text, separated by spaces; a row stores a number for each token: 0, or
@@ -21,11 +33,17 @@ class Column:
     answers    spans of the text before it, as SQuAD's JSON: see `squad`; a row stores the tokens of the first one as
                text, "first last", or nothing if there is no answer
     raw        kept as bytes: the path of an image or a sound, which the task itself reads
+
+    What a list in JSONL is: `lists` sentences = joined by spaces; several = a row for each of its texts. `cuts`: of a
+    text that is longer than data.max_length the beginning is kept, and the text counted; otherwise its row is skipped.
     """
 
     name: str
     kind: Kind = "text"
     also: tuple[str, ...] = ()
+    lists: Literal["", "sentences", "several"] = ""
+    cuts: bool = False
+    turns: Turns | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -33,7 +51,14 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        return self.kind in ("text", "document")
+        return self.kind in ("text", "document", "messages")
+
+    def plain(self, cell: str) -> str:
+        """What is new in a text cell: of messages the last one, since the others are in other rows."""
+        if self.kind != "messages":
+            return cell
+        last: str = json.loads(cell)["messages"][-1]["content"]
+        return last
 
     @property
     def is_labelled(self) -> bool:
@@ -59,6 +84,11 @@ def is_document(columns: Sequence[Column]) -> bool:
 def has_answers(columns: Sequence[Column]) -> bool:
     """Whether rows are questions with answers in a context, which have files of their own: see `squad`."""
     return any(column.kind == "answers" for column in columns)
+
+
+def has_messages(columns: Sequence[Column]) -> bool:
+    """Whether rows are messages of dialogues, which have files of their own: see `dialogues`."""
+    return any(column.kind == "messages" for column in columns)
 
 
 def is_pair(columns: Sequence[Column]) -> bool:

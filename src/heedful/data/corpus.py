@@ -44,8 +44,11 @@ def read_rows(
         kind = _format_of(file)
         if kind == "jsonl":
             for number, line in read_lines(file):
-                row = line if isinstance(line, Fault) else _from_jsonl(file.name, number, line, columns, fields)
-                yield with_key(row, _object(line)) if documents and isinstance(line, str) else row
+                if isinstance(line, Fault):
+                    yield line
+                    continue
+                rows = _from_jsonl(file.name, number, line, columns, fields)
+                yield from (with_key(row, _object(line)) for row in rows) if documents else rows
             continue
         places: Layout | None = None
         ids: int | None = None
@@ -225,10 +228,37 @@ def _from_cells(
     return found
 
 
-def _from_jsonl(file: str, number: int, line: str, columns: Sequence[Column], fields: Sequence[str]) -> Line | Fault:
+def _from_jsonl(
+    file: str, number: int, line: str, columns: Sequence[Column], fields: Sequence[str]
+) -> Iterator[Line | Fault]:
+    """The row of a JSON object; several, if a column has several texts."""
     data = _object(line)
     if data is None:
-        return Fault(file, number, "not a JSON object" if line.strip() else "empty line")
+        yield Fault(file, number, "not a JSON object" if line.strip() else "empty line")
+        return
+    for one in _without_lists(data, columns, fields):
+        yield _from_object(file, number, one, columns, fields)
+
+
+def _without_lists(data: dict[str, Any], columns: Sequence[Column], fields: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The object, with lists as their columns read them."""
+    for place, column in enumerate(columns):
+        key = _key(data, fields[place] if len(fields) == len(columns) else column.name, column)
+        value = data.get(key)
+        if not column.lists or not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            continue
+        if column.lists == "sentences":
+            data = {**data, key: " ".join(item.strip() for item in value)}
+        else:
+            yield from ({**data, key: item} for item in value)
+            if value:
+                return
+    yield data
+
+
+def _from_object(
+    file: str, number: int, data: dict[str, Any], columns: Sequence[Column], fields: Sequence[str]
+) -> Line | Fault:
     if is_pair(columns) and isinstance(data.get("translation"), dict):
         data = dict(zip((column.name for column in columns), data["translation"].values(), strict=False))
     names = [column.name for column in columns]

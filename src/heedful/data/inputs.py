@@ -8,9 +8,10 @@ from pydantic import Field, model_validator
 
 from heedful.config import Config, Size
 from heedful.data.check import Report, check
-from heedful.data.columns import PAIR, Columns, has_answers, is_document
+from heedful.data.columns import PAIR, Columns, has_answers, has_messages, is_document
 from heedful.data.corpora import CorpusConfig, names_of, part_names
 from heedful.data.corpus import Fault, Line, read_rows, row_format
+from heedful.data.dialogues import read_dialogues
 from heedful.data.digest import known_digest
 from heedful.data.documents import in_documents, refuse_without
 from heedful.data.languages import Direction, Layout
@@ -108,13 +109,15 @@ class Inputs:
             if not file.is_file():
                 raise ValueError(f"there is no file {file}")
         for files in (self.train, self.valid, self.test):
-            if files and not (is_document(self.columns) or has_answers(self.columns)):
+            if files and not (is_document(self.columns) or has_answers(self.columns) or has_messages(self.columns)):
                 row_format(files, self.columns)
 
     def read(self, split: str) -> Iterator[Line | Fault]:
         files: tuple[Path, ...] = getattr(self, split)
         if self.documents:
             return in_documents(read_rows(files, self.columns, self.fields, documents=True))
+        if has_messages(self.columns):
+            return read_dialogues(files, self.columns)
         read = read_questions if has_answers(self.columns) else read_rows
         lines = read(files, self.columns, self.fields)
         if self.prefix:

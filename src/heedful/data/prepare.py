@@ -26,7 +26,7 @@ from heedful.data.languages import Direction
 from heedful.data.mixed import Mixed
 from heedful.data.store import Store
 from heedful.files import locked, write_text
-from heedful.text.tokenizer import BREAK, Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
+from heedful.text.tokenizer import BREAK, CHAT_TOKENS, Tokenizer, TokenizerConfig, train_tokenizer, vocab_for
 
 TOKENIZER_LINES = 500_000  # more lines hardly improve a tokenizer
 FORMAT = "5"
@@ -193,7 +193,11 @@ def _train_tokenizers(
     def texts(columns: Sequence[int]) -> Iterator[str]:
         dealt = (part for line in usable(inputs.read("train")) for part in split.deal(line))
         lines = (line for place, line in dealt if place == "train")
-        return (line.texts[places[column]] for line in islice(lines, 0, None, stride) for column in columns)
+        return (
+            inputs.columns[places[column]].plain(line.texts[places[column]])
+            for line in islice(lines, 0, None, stride)
+            for column in columns
+        )
 
     def train(columns: Sequence[int]) -> Tokenizer:
         split.seen = 0
@@ -211,7 +215,8 @@ def _train_tokenizers(
 def refuse_missing(specials: Sequence[str], tokenizers: Sequence[Tokenizer]) -> None:
     """A tokenizer that was not trained for the task may lack special tokens that the task needs."""
     for tokenizer in tokenizers:
-        missing = [special for special in specials if not tokenizer.has(special)]
+        told = CHAT_TOKENS if tokenizer.chat_template is not None else ()  # a template needs no tokens of ours
+        missing = [special for special in specials if special not in told and not tokenizer.has(special)]
         if missing:
             remedy = "; train a tokenizer with the model, or set data.context=0" if BREAK in missing else ""
             raise ValueError(

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 from heedful.bounded import opening, read_object, read_text, whole_number
 from heedful.exchange import sentencepiece
 from heedful.exchange.sentencepiece import CONTROL, NORMAL, UNKNOWN, UNUSED, Piece, Pieces
-from heedful.text.tokenizer import Tokenizer, special_names
+from heedful.text.tokenizer import Tokenizer, chat_template, special_names
 
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model", "sentencepiece.model")
 MOST_EXTRA = 10_000  # of T5's <extra_id_0>, <extra_id_1>, ...
@@ -98,7 +98,9 @@ def _columns(folder: Path, columns: int) -> list[Tokenizer]:
     if (folder / f"{own}.spm").is_file():
         last = _Folder(folder, "marian").marian("target")
         return [_Folder(folder, "marian").marian("source") if own == "source" else last, *[last] * (columns - 1)]
-    return [_Folder(folder, "").load()] * columns
+    found = _Folder(folder, "").load()
+    found.chat_template = chat_template(folder)
+    return [found] * columns
 
 
 class _Folder:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import heedful
+from heedful.chatter import Chatter
 from heedful.checkpoint import read_config
 from heedful.config import parse
 from heedful.data.languages import Direction
@@ -91,6 +92,12 @@ class Writing:
     folder: Path
     generator: Generator
     engine: WritingEngine
+    chatter: Chatter
+
+    @property
+    def chats(self) -> bool:
+        """Whether it was trained to talk: it knows how conversations are written down."""
+        return self.generator.tokenizer.chat_template is not None
 
     def close(self) -> None:
         self.engine.close()
@@ -203,14 +210,15 @@ class Models:
     def _load(self, folder: Path, name: str) -> Served:
         config = read_config(folder)
         task = parse(TaskConfig, config.get("task") or "translation")
-        generates = issubclass(task.trains, SequenceToSequence | LanguageModel)
+        generates = issubclass(task.trains, SequenceToSequence | LanguageModel) or task.kind == "dialogue"
         options: dict[str, Any] = {"streams": 1} if generates else {}  # the engine has its own streams
-        if self.settings.quantize and not issubclass(task.trains, LanguageModel):
+        if self.settings.quantize and not (issubclass(task.trains, LanguageModel) or task.kind == "dialogue"):
             options["quantize"] = self.settings.quantize
         found = heedful.load(folder, **options)
-        if isinstance(found, Generator):
-            engine = self._engine(found, name, written=_written_by_all, larger=WRITTEN)
-            return Writing(name, folder, found, engine)
+        if isinstance(found, Generator | Chatter):
+            chatter = found if isinstance(found, Chatter) else Chatter(found)
+            engine = self._engine(chatter.generator, name, written=_written_by_all, larger=WRITTEN)
+            return Writing(name, folder, chatter.generator, engine, chatter)
         if not isinstance(found, Translator):
             predictor = Predictor(found, task)
             engine = self._engine(predictor, name, written=lambda answer: 0)

@@ -4,9 +4,9 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -26,16 +26,17 @@ from heedful.serving.limits import RefusedError, bearer, error_body
 from heedful.serving.models import Predicting, Writing
 
 MOST_TOKENS = 4096
+TOO_LONG = "this took too long; ask for fewer tokens"
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class Completion(BaseModel):
-    """Unknown fields are ignored, as OpenAI's clients expect. `temperature` 0 picks the most likely token."""
+class Asked(BaseModel):
+    """How to write. Unknown fields are ignored, as OpenAI's clients expect. `temperature` 0 picks the most likely
+    token."""
 
     model_config = ConfigDict(extra="ignore")
 
     model: str = ""
-    prompt: str | list[str] = ""
     max_tokens: int | None = Field(16, ge=1, le=MOST_TOKENS)
     temperature: float | None = Field(1.0, ge=0, le=10)
     top_p: float | None = Field(1.0, ge=1e-6, le=1)
@@ -44,8 +45,6 @@ class Completion(BaseModel):
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     n: int | None = Field(1, ge=1, le=16)
     stream: bool | None = False
-    logprobs: int | None = Field(None, ge=0, le=5)
-    echo: bool | None = False
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
     seed: int | None = Field(None, ge=0, lt=2**31)
 
@@ -64,6 +63,12 @@ class Completion(BaseModel):
             stop_strings=stops,
             seed=self.seed,
         )
+
+
+class Completion(Asked):
+    prompt: str | list[str] = ""
+    logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool | None = False
 
 
 def routes(context: Context) -> APIRouter:
@@ -92,17 +97,17 @@ def routes(context: Context) -> APIRouter:
         if not prompts:
             raise RefusedError(400, "prompt is an empty list; send at least one")
         context.check_size(prompts)
-        writing = _find(context, asked.model)
+        writing = find(context, asked.model)
         if asked.stream:
-            texts = _submit(writing, prompts, asked, asyncio.get_running_loop())
+            texts = submit(writing, list(map(Prompt, prompts)), asked)
             events = _streamed(writing, texts, asked, context.options.timeout)
-            return StreamingResponse(_events(events), media_type="text/event-stream")
+            return StreamingResponse(as_events(events), media_type="text/event-stream")
         return JSONResponse(await _whole(context, request, writing, prompts, asked))
 
     return router
 
 
-def _find(context: Context, name: str) -> Writing:
+def find(context: Context, name: str) -> Writing:
     models = context.models.writing
     for model in models:
         if model.name == name or (not name and len(models) == 1):
@@ -119,7 +124,7 @@ def _described(model: Writing | Predicting) -> dict[str, Any]:
     return {"id": model.name, "object": "model", "created": created, "owned_by": "heedful"}
 
 
-class _Text:
+class Text:
     """One prompt and its continuations as they are written, piece by piece."""
 
     def __init__(self, prompt: str, count: int, emit: Callable[[tuple[int, Piece]], None]) -> None:
@@ -145,10 +150,10 @@ class _Text:
 
 
 @dataclass(frozen=True)
-class _Written:
+class Written:
     """All prompts of a request, being continued together."""
 
-    texts: list[_Text]
+    texts: list[Text]
     events: "asyncio.Queue[tuple[int, tuple[int, Piece] | None]]"  # (which text, its next piece; None at its end)
 
     def give_up(self) -> None:
@@ -157,76 +162,84 @@ class _Written:
                 text.job.give_up()
 
 
-def _submit(writing: Writing, prompts: list[str], asked: Completion, loop: asyncio.AbstractEventLoop) -> _Written:
+def submit(writing: Writing, prompts: Sequence[Prompt], asked: Asked) -> Written:
     """Queue all prompts of a request. Their output arrives as events."""
+    loop = asyncio.get_running_loop()
     events: asyncio.Queue[tuple[int, tuple[int, Piece] | None]] = asyncio.Queue()
 
     def emit(number: int, event: tuple[int, Piece] | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody is listening
             loop.call_soon_threadsafe(events.put_nowait, (number, event))
 
-    texts = [_Text(prompt, asked.n or 1, partial(emit, number)) for number, prompt in enumerate(prompts)]
-    jobs = submitted(writing.engine, [Prompt(text.prompt, text.heard) for text in texts], Settings(asked.generation()))
+    texts = [Text(prompt.text, asked.n or 1, partial(emit, number)) for number, prompt in enumerate(prompts)]
+    heard = [replace(prompt, heard=text.heard) for prompt, text in zip(prompts, texts, strict=True)]
+    jobs = submitted(writing.engine, heard, Settings(asked.generation()))
     for number, (text, job) in enumerate(zip(texts, jobs, strict=True)):
         text.job = job
         job.future.add_done_callback(lambda _, number=number: emit(number, None))  # type: ignore[misc]
-    return _Written(texts, events)
+    return Written(texts, events)
+
+
+async def finished(context: Context, request: Request, written: Written) -> None:
+    """Wait for all texts, as long as somebody does."""
+    deadline = asyncio.get_running_loop().time() + context.options.timeout
+    try:
+        waiting = {asyncio.wrap_future(text.job.future) for text in written.texts}
+        while waiting:
+            _, waiting = await asyncio.wait(waiting, timeout=POLL)
+            if waiting and (asyncio.get_running_loop().time() > deadline or await request.is_disconnected()):
+                raise RefusedError(503, TOO_LONG, {"Retry-After": "5"})
+    finally:
+        written.give_up()  # a running job stops at its next token, a queued one does not start
+    for text in written.texts:
+        text.job.future.result()  # raises if the job failed
 
 
 async def _whole(
     context: Context, request: Request, writing: Writing, prompts: list[str], asked: Completion
 ) -> dict[str, Any]:
-    loop = asyncio.get_running_loop()
-    written, deadline = _submit(writing, prompts, asked, loop), loop.time() + context.options.timeout
-    try:
-        waiting = {asyncio.wrap_future(text.job.future) for text in written.texts}
-        while waiting:
-            _, waiting = await asyncio.wait(waiting, timeout=POLL)
-            if waiting and (loop.time() > deadline or await request.is_disconnected()):
-                raise RefusedError(503, "this took too long; ask for fewer tokens", {"Retry-After": "5"})
-    finally:
-        written.give_up()  # a running job stops at its next token, a queued one does not start
+    written = submit(writing, list(map(Prompt, prompts)), asked)
+    await finished(context, request, written)
     choices: list[dict[str, Any]] = []
     for text in written.texts:
-        text.job.future.result()  # raises if the job failed
         for row, (reason, rest) in zip(text.pieces, text.ends(writing, asked.generation()), strict=True):
             shown = (text.prompt if asked.echo else "") + "".join(piece.text for piece in row) + rest
             log_probs = None if asked.logprobs is None else _log_probs(writing, row, asked.logprobs)
             choices.append({"index": len(choices), "text": shown, "finish_reason": reason, "logprobs": log_probs})
     count = sum(len(row) for text in written.texts for row in text.pieces)
-    return {**_frame(writing), "choices": choices, "usage": _usage(writing, prompts, count)}
+    return {**frame(writing), "choices": choices, "usage": _usage(writing, prompts, count)}
 
 
 async def _streamed(
-    writing: Writing, written: _Written, asked: Completion, timeout: float
+    writing: Writing, written: Written, asked: Completion, timeout: float
 ) -> AsyncIterator[dict[str, Any]]:
     """The events of a stream. If the client disconnects, the generator is closed, and decoding stops."""
-    loop, frame, count, config = asyncio.get_running_loop(), _frame(writing), asked.n or 1, asked.generation()
+    loop, shown, count, config = asyncio.get_running_loop(), frame(writing), asked.n or 1, asked.generation()
     deadline, left = loop.time() + timeout, len(written.texts)
     try:
         for number, text in enumerate(written.texts):
             for row in range(count if asked.echo else 0):
-                yield {**frame, "choices": [_choice(number * count + row, text.prompt)]}
+                yield {**shown, "choices": [_choice(number * count + row, text.prompt)]}
         while left:
             number, event = await asyncio.wait_for(written.events.get(), deadline - loop.time())
             if event is not None:
                 row, piece = event
                 probs = None if asked.logprobs is None else _log_probs(writing, [piece], asked.logprobs)
-                yield {**frame, "choices": [_choice(number * count + row, piece.text, probs)]}
+                yield {**shown, "choices": [_choice(number * count + row, piece.text, probs)]}
                 continue
             left -= 1
             written.texts[number].job.future.result()  # raises if the job failed
             for row, (reason, rest) in enumerate(written.texts[number].ends(writing, config)):
-                yield {**frame, "choices": [_choice(number * count + row, rest, reason=reason)]}
+                yield {**shown, "choices": [_choice(number * count + row, rest, reason=reason)]}
     except TimeoutError:
-        yield error_body("/v1/", 503, "this took too long; ask for fewer tokens")
+        yield error_body("/v1/", 503, TOO_LONG)
     except StoppedError:
         yield error_body("/v1/", 503, STOPPED)
     finally:
         written.give_up()
 
 
-async def _events(payloads: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+async def as_events(payloads: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
     async for one in payloads:
         yield f"data: {json.dumps(one, ensure_ascii=False)}\n\n"
     yield "data: [DONE]\n\n"
@@ -250,9 +263,9 @@ def _log_probs(writing: Writing, pieces: list[Piece], count: int) -> dict[str, A
     }
 
 
-def _frame(writing: Writing) -> dict[str, Any]:
+def frame(writing: Writing, prefix: str = "cmpl", kind: str = "text_completion") -> dict[str, Any]:
     created = int(time.time())
-    return {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": created, "model": writing.name}
+    return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": created, "model": writing.name}
 
 
 def _usage(writing: Writing, prompts: list[str], written: int) -> dict[str, int]:

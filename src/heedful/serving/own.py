@@ -276,7 +276,7 @@ def _request(text: str, asked: Asked | Inspected, known: Languages) -> Text:
 
 def _described(model: Served) -> dict[str, Any]:
     if isinstance(model, Writing):
-        return {"name": model.name, "kind": "language model", "example": None}
+        return {"name": model.name, "kind": "language model", "example": None, "chats": model.chats}
     if isinstance(model, Predicting):
         return {
             "name": model.name,

@@ -39,6 +39,10 @@ def routes() -> APIRouter:
     async def readers_script() -> Response:
         return _file("readers.js")
 
+    @router.get("/chat.js")
+    async def chat_script() -> Response:
+        return _file("chat.js")
+
     @router.get("/docs.js")
     async def reference_script() -> Response:
         return _file("docs.js")
@@ -52,7 +56,7 @@ def one_file(data: dict[str, Any]) -> str:
     html = _read("page.html")
     html = html.replace('<link rel="stylesheet" href="page.css">', f"<style>\n{_read('page.css')}</style>")
     first = f"<script>window.heedfulData = {safe};</script>\n"
-    for name in ("readers.js", "page.js"):
+    for name in ("readers.js", "chat.js", "page.js"):
         html = html.replace(f'<script src="{name}"></script>', f"{first}<script>\n{_read(name)}</script>")
         first = ""
     return html

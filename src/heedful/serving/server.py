@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from heedful import __version__
-from heedful.serving import libretranslate, openai, own, page, vectors
+from heedful.serving import chat, libretranslate, openai, own, page, vectors
 from heedful.serving.context import Context
 from heedful.serving.engine import STOPPED, StoppedError
 from heedful.serving.limits import KnownHost, RefusedError, WholeBody, error_body
@@ -40,7 +40,7 @@ def create_app(context: Context) -> FastAPI:
     # FastAPI's own /docs loads its scripts from a CDN; ours is in page.py.
     app = FastAPI(title="Heedful", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
     context.metrics.follow_queue(lambda: sum(model.engine.waiting for model in context.models.all.values()))
-    for part in (libretranslate, openai, vectors, own):
+    for part in (libretranslate, openai, chat, vectors, own):
         app.include_router(part.routes(context))
     app.include_router(page.routes())
 

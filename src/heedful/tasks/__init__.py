@@ -16,6 +16,7 @@ from heedful.data.batches import Cost, same_for_all
 from heedful.data.columns import Columns
 from heedful.data.languages import Layout
 from heedful.data.prepare import Prepared
+from heedful.decoding.generation import GenerationConfig
 from heedful.model.architecture import Model
 from heedful.objectives import Loss
 from heedful.text.tokenizer import Tokenizer
@@ -183,3 +184,11 @@ class TaskConfig(PartConfig):
     def open(self, folder: Path, *others: Path, **options: Any) -> Use:
         """The model of a finished folder, ready to use; several give an ensemble, if the task supports it."""
         raise NotImplementedError
+
+    def figures(self, use: Any, test: Path, config: GenerationConfig) -> dict[str, Any] | None:
+        """What `heedful evaluate` prints about a test file; by default what the Use gives. `config`: for tasks that
+        generate text. None: the command's own table of BLEU and other scores, which compares translators."""
+        if not hasattr(use, "evaluate"):
+            raise ValueError(f"the task {self.kind} has no evaluation")
+        found: dict[str, Any] = use.evaluate(test)
+        return found

@@ -18,7 +18,7 @@ from heedful.model.architecture import Model, SequenceToSequence
 from heedful.objectives import Loss, cross_entropy, vocabulary_cross_entropy
 from heedful.tasks import Direction, Processes, Scores, Settings, State, TaskConfig
 from heedful.tasks._denoiser import Denoiser, open_denoiser
-from heedful.tasks.translation import PairBatch, collate
+from heedful.tasks._pairs import PairBatch, collate
 from heedful.text.marks import Marked
 from heedful.text.sentence_starts import SentenceStarts
 from heedful.text.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ import json
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +42,13 @@ ROLES = {
 # Substitutes for missing special tokens: BERT's texts begin with [CLS], RoBERTa's with <s>.
 STAND_INS = {"bos": "cls", "eos": "sep", "cls": "bos", "sep": "eos"}
 BREAK = "<break>"
+# Who writes the messages of a conversation, their special tokens, and how they are put together: see `chat.py`.
+CHAT_ROLES = ("system", "user", "assistant")
+CHAT_TOKENS = tuple(f"<|{role}|>" for role in CHAT_ROLES)
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|' + message.role + '|>' + message.content + eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 LANGUAGE = re.compile(r"<2([\w-]+)>|>>(\w+)<<|__(\w+)__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -100,14 +107,17 @@ class Frame:
 
 class Tokenizer:
     """Text <-> token ids. `names`: its special tokens by role, if their names are not standard:
-    {"bos": "<|im_start|>"}."""
+    {"bos": "<|im_start|>"}. `chat_template`: how its model reads conversations, in Jinja, as transformers has it."""
 
-    def __init__(self, backend: Backend, names: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, backend: Backend, names: Mapping[str, str] | None = None, chat_template: str | None = None
+    ) -> None:
         backend.encode_special_tokens = True  # "</s>" in a text is four characters, not an end
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
         self._names = dict(names or {})
+        self.chat_template = chat_template
 
     @cached_property
     def vocab(self) -> int:
@@ -118,6 +128,31 @@ class Tokenizer:
         """Token ids of texts, without special tokens: adding BOS and EOS is up to the task."""
         with opening("the tokenizer"):  # the library raises bare exceptions
             return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_marked(self, text: str, literal: Collection[int] = ()) -> list[int]:
+        """Token ids of a text in which special tokens stand by their names, such as a prompt of `chat.py`. `literal`:
+        where such a name begins that is just text."""
+        encoding = self._marking.encode(text, add_special_tokens=False)
+        found: list[int] = []
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            plain = token in self.specials and start in literal
+            found += self.encode([text[start:end]])[0] if plain else [token]
+        return found
+
+    @cached_property
+    def _marking(self) -> Backend:
+        """The same tokenizer, for which names of special tokens are special tokens."""
+        backend = Backend.from_str(self._backend.to_str())
+        backend.encode_special_tokens = False
+        return backend
+
+    @cached_property
+    def special_texts(self) -> dict[str, str]:
+        """The names of special tokens as chat templates know them: {"eos_token": "</s>"}."""
+        held = self.token_ids()
+        ours = {role: next((name for name in names if name in held), "") for role, names in ROLES.items()}
+        found = self._names or {role: name for role, name in ours.items() if name and held[name] in self.specials}
+        return {f"{role}_token": name for role, name in found.items()}
 
     def decode(self, rows: Iterable[Iterable[int]]) -> list[str]:
         """Texts of token ids, without special tokens."""
@@ -288,13 +323,16 @@ class Tokenizer:
         return [word for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(text)]
 
     def digest(self) -> str:
-        return hashlib.blake2b(self._backend.to_str().encode(), digest_size=16).hexdigest()
+        content = self._backend.to_str() + (self.chat_template or "")
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     def save(self, path: Path) -> None:
         """Special tokens with non-standard names are saved to special_tokens_map.json next to it."""
         if self._names:
             names = {f"{role}_token": name for role, name in self._names.items()}
             write_text(path.with_name(_names_file(path)), json.dumps(names, indent=2, ensure_ascii=False))
+        if self.chat_template is not None:
+            write_text(path.with_name("chat_template.jinja"), self.chat_template)
         write_text(path, self._backend.to_str(pretty=True))
 
     @classmethod
@@ -308,7 +346,7 @@ class Tokenizer:
                 backend = Backend.from_str(json.dumps(admitted(data)))
                 if backend.normalizer and len(backend.normalizer.normalize_str(SAMPLE)) > LONGER * len(SAMPLE):
                     raise ValueError("its normalisation makes texts very long")
-                return cls(backend, special_names(path))
+                return cls(backend, special_names(path), chat_template(path.parent))
         except ValueError as error:
             raise ValueError(f"{path} is not a tokenizer: {error}") from None
 
@@ -337,6 +375,22 @@ def special_names(path: Path) -> dict[str, str]:
     return found
 
 
+def chat_template(folder: Path) -> str | None:
+    """The chat template of a model's folder: its own file, or in tokenizer_config.json."""
+    try:
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    except OSError:
+        pass
+    try:
+        data = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        found = data.get("chat_template") if isinstance(data, dict) else None
+    except (OSError, ValueError):
+        return None
+    if isinstance(found, list):  # several by name
+        found = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}.get("default")
+    return found if isinstance(found, str) else None
+
+
 def train_tokenizer(
     texts: Iterable[str], config: TokenizerConfig, *, vocab: int, extra: Sequence[str] = ()
 ) -> Tokenizer:
@@ -344,6 +398,8 @@ def train_tokenizer(
     special tokens that a task needs beyond the four of every tokenizer."""
     special = [*SPECIALS, *(token for token in extra if token not in SPECIALS)]
     trained = _trained(texts, config, vocab, special)
+    if set(CHAT_TOKENS) <= set(special):
+        trained.chat_template = CHAT_TEMPLATE
     if {"<cls>", "<sep>"} <= set(special):
         trained._backend.post_processor = processors.TemplateProcessing(
             single="<cls> $A <sep>",

@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 
 from heedful.bounded import read_object, read_yaml
 from heedful.checkpoint import average, newest, regular, set_aside
+from heedful.data import dialogues
 from heedful.data.check import Report
-from heedful.data.columns import has_answers
+from heedful.data.columns import has_answers, has_messages
 from heedful.data.inputs import Inputs, look_over
 from heedful.data.mixture import Mixture, prepare_mixture
 from heedful.data.prepare import Prepared, load_tokenizers, prepare, save_tokenizers
@@ -319,7 +320,9 @@ def _save_test(prepared: Prepared, out: Path, documents: bool) -> None:
         _save_rows(part.texts("test"), out / f"test.{part.name}.tsv")
     if prepared.parts:
         return
-    if prepared.has("test") and has_answers(prepared.columns):
+    if prepared.has("test") and has_messages(prepared.columns):
+        write_text(out / "test.jsonl", "".join(map(dialogues.as_jsonl, prepared.texts("test"))))
+    elif prepared.has("test") and has_answers(prepared.columns):
         write_text(out / "test.jsonl", "".join(map(as_jsonl, prepared.texts("test"))))
     elif prepared.has("test"):
         names = [] if all(column.is_text for column in prepared.columns) else [tuple(c.name for c in prepared.columns)]

@@ -64,7 +64,9 @@ const WORDS = {
     part: "文本分为 {count} 部分翻译。这是第 {number} 部分：“{text}”",
   },
 };
-for (const [language, words] of Object.entries(READER_WORDS)) Object.assign(WORDS[language], words);
+for (const more of [READER_WORDS, CHAT_WORDS]) {
+  for (const [language, words] of Object.entries(more)) Object.assign(WORDS[language], words);
+}
 // `placed`: the alignment head has been preselected; from then on the choice is the user's. `example`: the text that the
 // page filled in itself, and `readExample` the same for a reader. `missing`: the model that a link asks for and that is not served here.
 const state = {
@@ -82,6 +84,26 @@ async function ask(path, body) {
   const data = await answer.json();
   if (!answer.ok) throw new Error(typeof data.error === "string" ? data.error : data.error.message);
   return data;
+}
+
+// The events of a streamed answer.
+async function* streamed(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  if ($("key").value) headers.Authorization = "Bearer " + $("key").value;
+  const answer = await fetch(path, { method: "POST", headers, signal, body: JSON.stringify({ ...body, stream: true }) });
+  if (!answer.ok) throw new Error((await answer.json()).error.message);
+  const reader = answer.body.getReader(), decoder = new TextDecoder();
+  let held = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const events = (held + decoder.decode(value, { stream: true })).split("\n\n");
+    held = events.pop();
+    for (const event of events) {
+      const data = event.replace(/^data: /, "");
+      if (data !== "[DONE]") yield JSON.parse(data);
+    }
+  }
 }
 
 function problem(text) {
@@ -252,6 +274,7 @@ function showTranslation() {
 const PANELS = ["decisive", "tokens", "attention", "steps", "positions"];
 function TABS() {
   if (isReader()) return model().inspects ? ["decisive", "tokens", "attention", "positions"] : [];
+  if (isChat()) return [];
   return isWriter() ? ["tokens", "attention"] : ["tokens", "attention", "steps", "positions"];
 }
 
@@ -528,23 +551,10 @@ async function goOn() {
   $("continuation").textContent = $("prompt").value;
   problem("");
   try {
-    const headers = { "Content-Type": "application/json" };
-    if ($("key").value) headers.Authorization = "Bearer " + $("key").value;
-    const body = { model: $("model").value, prompt: $("prompt").value, stream: true, max_tokens: Number($("length").value), temperature: Number($("temperature").value) };
-    const answer = await fetch("v1/completions", { method: "POST", headers, body: JSON.stringify(body), signal: stopping.signal });
-    if (!answer.ok) throw new Error((await answer.json()).error.message);
-    const reader = answer.body.getReader(), decoder = new TextDecoder();
-    let held = "";
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) break;
-      held += decoder.decode(value, { stream: true });
-      const events = held.split("\n\n");
-      held = events.pop();
-      for (const event of events) {
-        const data = event.replace(/^data: /, "");
-        if (data !== "[DONE]") $("continuation").textContent += JSON.parse(data).choices[0].text;
-      }
+    const asked = { model: $("model").value, prompt: $("prompt").value, max_tokens: Number($("length").value), temperature: Number($("temperature").value) };
+    for await (const event of streamed("v1/completions", asked, stopping.signal)) {
+      if (event.error) throw new Error(event.error.message);
+      $("continuation").textContent += event.choices[0].text;
     }
   } catch (error) {
     if (error.name !== "AbortError") problem(error.message);
@@ -580,11 +590,13 @@ function showAll() {
   for (const element of document.querySelectorAll("[data-say]")) element.textContent = say(element.dataset.say);
   $("language").textContent = state.language === "en" ? "中文" : "English";
   $("translate").hidden = isWriter() || isReader();
-  $("write").hidden = !isWriter();
+  $("write").hidden = !isWriter() || isChat();
+  $("chat").hidden = !isChat();
   $("read").hidden = !isReader();
   offerLanguages();
   showTranslation();
   showReader();
+  if (isChat()) showChat();
   showInside();
 }
 
@@ -609,7 +621,8 @@ function choose() {
     $("source").value = state.example;
   }
   showAll();
-  if (isWriter()) lookAhead();
+  if (isChat()) newTalk();
+  else if (isWriter()) lookAhead();
   else translate();
 }
 
@@ -661,6 +674,7 @@ $("share").addEventListener("click", () => {
 window.addEventListener("hashchange", () => { if (!given && readLink()) choose(); });
 $("prompt").addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(lookAhead, 300); });
 $("go-on").addEventListener("click", goOn);
+listenToChat();
 $("stop").addEventListener("click", () => stopping && stopping.abort());
 $("model").addEventListener("change", () => { state.missing = ""; choose(); });
 $("key").addEventListener("change", start);
