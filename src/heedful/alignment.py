@@ -53,6 +53,14 @@ class Aligner:
         """How much each target token, when it is generated, attends to each source token: target source."""
         return _attentions(model, tokenizers, [source], [target])[self.layer].shown_weights()[0, self.head]
 
+    def places(
+        self, model: SequenceToSequence, tokenizers: Tokenizers, sources: list[list[int]], targets: list[list[int]]
+    ) -> list[list[int]]:
+        """For each pair, the place of the source token that each target token attends to most; the last place is </s>."""
+        weights = _attentions(model, tokenizers, sources, targets)[self.layer].shown_weights()[:, self.head]
+        chosen = weights.argmax(-1).tolist()
+        return [row[: len(target)] for row, target in zip(chosen, targets, strict=True)]
+
     def save(self, folder: Path) -> None:
         write_text(folder / "alignment.json", json.dumps(asdict(self), indent=2))
 

@@ -25,12 +25,13 @@ from heedful.data.prepare import load_tokenizers
 from heedful.decoding.beam import History, Hypothesis
 from heedful.decoding.from_source import FromSource
 from heedful.decoding.generation import GenerationConfig, with_options
+from heedful.decoding.non_autoregressive import AtOnce
 from heedful.decoding.runner import Request, Runner
 from heedful.decoding.shortlist import Shortlist
 from heedful.decoding.stops import until
 from heedful.decoding.streams import cores
 from heedful.evaluation.metrics import consensus
-from heedful.model.architecture import SequenceToSequence
+from heedful.model.architecture import ParallelSequenceToSequence, SequenceToSequence
 from heedful.model.int8 import quantize_int8
 from heedful.text.parts import join, words_of_parts
 from heedful.text.parts import split as split_long
@@ -43,12 +44,14 @@ CHUNK = 1024  # sentences sorted by length together; also how far a stream reads
 
 @dataclass(frozen=True)
 class Alternative:
-    """One possible translation. `score` is what it is ranked by."""
+    """One possible translation. `score` is what it is ranked by. `fertilities`: of a non-autoregressive model, how many
+    target tokens it wrote for each source token, </s> included."""
 
     text: str
     score: float
     tokens: list[int]
     token_log_probs: list[float]
+    fertilities: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,13 +68,14 @@ class Translation(Alternative):
 
 
 class Translator:
-    """One model, or several with the same vocabulary whose probabilities are averaged. `aligner`: the alignment head;
-    `shortlist`: the target tokens to consider for each source token; `streams`: batches translated in parallel;
+    """One model, or several with the same vocabulary whose probabilities are averaged; or one that writes all words at
+    once, whose `teacher` chooses among noisy results. `aligner`: the alignment head; `shortlist`: the target tokens to
+    consider for each source token; `streams`: batches translated in parallel;
     `split`: whether texts are translated sentence by sentence; `language`: the source language, for splitting."""
 
     def __init__(
         self,
-        models: Sequence[SequenceToSequence],
+        models: Sequence[SequenceToSequence] | Sequence[ParallelSequenceToSequence],
         tokenizers: Sequence[Tokenizer],
         *,
         limit: int = 256,
@@ -80,9 +84,15 @@ class Translator:
         streams: int = 1,
         split: bool = False,
         language: str = "",
+        teacher: Callable[[], SequenceToSequence] | None = None,
     ) -> None:
         self.models = [model.eval() for model in models]
-        self.starter = FromSource(self.models, tokenizers, shortlist=shortlist)
+        stepwise = [model for model in self.models if isinstance(model, SequenceToSequence)]
+        self.starter: FromSource | AtOnce
+        if stepwise:
+            self.starter = FromSource(stepwise, tokenizers, shortlist=shortlist)
+        else:
+            self.starter = AtOnce(self.models[0], tokenizers, teacher=teacher)
         self.runner = Runner(self.starter, streams=streams)
         self.source, self.target = tokenizers[0], tokenizers[-1]
         self.limit = min([limit, *(model.source_limit or limit for model in models)])
@@ -151,6 +161,8 @@ class Translator:
         """A batch has at most `batch_tokens` source tokens, times beams, and `batch_size` texts. `replace_unknowns`:
         replace each unknown word by the source word it attends to. `dropped`: whether a text has been cancelled, asked
         while it is being translated; its translation is then incomplete."""
+        if history and not self.stepwise:
+            raise ValueError("a model that writes all words at once has no search history; leave history out")
         if (alignment or replace_unknowns) and self.aligner is None:
             raise ValueError("this model has no alignment.json: no alignment head has been chosen")
         config = config or GenerationConfig()
@@ -181,6 +193,11 @@ class Translator:
                 one = replace(one, history=histories[numbers[0]])
             found.append(one)
         return found
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether it writes word by word: only then is there a search, and a probability of a given text."""
+        return isinstance(self.starter, FromSource)
 
     def repeatable(self, reading: "Reading") -> bool:
         """Whether it may be translated again after a failure."""
@@ -247,6 +264,11 @@ class Translator:
     @torch.inference_mode()
     def score(self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = 4096) -> list[list[float]]:
         """The log-probability of each token of each target, its end included, given its source."""
+        if not self.stepwise:
+            raise ValueError(
+                "a model that writes all words at once gives no probability of a given text, which would be a sum over "
+                "all fertilities; score it with the teacher"
+            )
         sources, targets = self.source.encode([s for s, _ in pairs]), self.target.encode([t for _, t in pairs])
         lengths = np.array([[len(s) + 1, len(t) + 1] for s, t in zip(sources, targets, strict=True)]).reshape(-1, 2)
         found: list[list[float]] = [[] for _ in pairs]
@@ -308,6 +330,7 @@ class Translator:
                 hypothesis.score,
                 hypothesis.tokens,
                 hypothesis.token_log_probs,
+                hypothesis.fertilities,
             )
             for plain, hypothesis in zip(texts, hypotheses, strict=True)
         ]
@@ -377,17 +400,24 @@ def _joined(parts: list[tuple[Alternative, str]]) -> Alternative:
 
 
 def load(
-    folder: str | Path, *others: str | Path, quantize: str = "", shortlist: bool = False, streams: int | None = None
+    folder: str | Path,
+    *others: str | Path,
+    quantize: str = "",
+    shortlist: bool = False,
+    streams: int | None = None,
+    teacher: str | Path = "",
 ) -> Translator:
     """The translator of a model folder; several give an ensemble. `quantize`: int8, for a quarter of the weight
-    memory; `shortlist`: consider only likely target tokens; `streams`: batches in parallel, by default one per core."""
+    memory; `shortlist`: consider only likely target tokens; `streams`: batches in parallel, by default one per core;
+    `teacher`: the model that chooses among noisy results of one that writes all words at once, by default the one that
+    taught it, if its folder is still there."""
     if quantize not in ("", "int8"):
         raise ValueError(f"unknown quantize {quantize!r}; known: int8")
     folders = [Path(name) for name in (folder, *others)]
     models, digests = [], set()
     for place in folders:
         model = load_model(place)
-        if not isinstance(model, SequenceToSequence):
+        if not isinstance(model, SequenceToSequence | ParallelSequenceToSequence):
             raise ValueError(
                 f"{place}: a model of kind {model.config.kind} does not translate; use heedful predict or generate"
             )
@@ -397,7 +427,15 @@ def load(
         digests.add(tuple(tokenizer.digest() for tokenizer in load_tokenizers(place, columns=2)))
     if len(digests) > 1:
         raise ValueError("models of an ensemble must share their tokenizer; these do not")
-    data = read_config(folders[0]).get("data", {})
+    at_once = [one for one in models if isinstance(one, ParallelSequenceToSequence)]
+    if at_once and (len(models) > 1 or shortlist):
+        what = "a shortlist" if shortlist else "an ensemble"
+        raise ValueError(f"a model that writes all words at once cannot be part of {what}; leave it out")
+    if teacher and not at_once:
+        raise ValueError(f"{folders[0]} writes word by word and needs no teacher; leave it out")
+    recipe = read_config(folders[0])
+    taught_by = str(teacher or recipe.get("task", {}).get("teacher", ""))
+    data = recipe.get("data", {})
     limit = data.get("max_length", 256)
     aligner = Aligner.load(folders[0]) if (folders[0] / "alignment.json").exists() else None
     words = Shortlist.load(folders[0]) if shortlist else None
@@ -410,7 +448,17 @@ def load(
         streams=cores() if streams is None else streams,
         split=reads_sentences(folders[0]),
         language=str(data.get("source_language", "")),
+        teacher=(lambda: _teacher(Path(taught_by), digests)) if taught_by else None,
     )
+
+
+def _teacher(folder: Path, digests: set[tuple[str, ...]]) -> SequenceToSequence:
+    model = load_model(folder)
+    if not isinstance(model, SequenceToSequence):
+        raise ValueError(f"teacher: {folder} holds a {model.config.kind} model; give a translator that writes word by word")
+    if tuple(tokenizer.digest() for tokenizer in load_tokenizers(folder, columns=2)) not in digests:
+        raise ValueError(f"teacher: {folder} has another tokenizer than the model, and would read its words as others")
+    return model
 
 
 def reads_sentences(folder: Path) -> bool:

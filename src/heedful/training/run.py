@@ -80,8 +80,9 @@ def _run(
 ) -> Result:
     known = _earlier(out)
     asked = {"recipe": recipe.model_dump(mode="json"), "budget": str(budget), "data": inputs.digests(cache)}
-    if recipe.start_from:
-        asked["start"] = digest_of(Path(recipe.start_from))
+    for name, origin in (("start", recipe.start_from), ("teacher", recipe.task.tokenizers_from)):
+        if origin:
+            asked[name] = digest_of(Path(origin))
     if world.size > 1 and not (recipe.task.adds_up or recipe.task.gathers):
         raise ValueError(
             f"task {recipe.task.kind} compares the rows of a batch with each other, so processes cannot share one; "
@@ -101,12 +102,14 @@ def _run(
         journal.say(f"{prepared.facts['unknown_labels']:,} rows with labels that do not occur in training are skipped")
     if not prepared.has("valid"):
         journal.say("too few rows to hold any out: validating on the training data")
+    model = recipe.fitted(prepared).model
     settings = Settings(
         label_smoothing=recipe.training.label_smoothing,
         bpe_dropout=recipe.tokenizer.dropout,
         language=recipe.data.target_language,
-        cost=relative_cost(recipe.fitted(prepared).model),
+        cost=relative_cost(model),
         max_length=recipe.data.max_length,
+        model=model,
     )
     task = recipe.task.build(prepared, settings)
     for note in getattr(task, "notes", ()):
@@ -135,6 +138,8 @@ def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: Wor
     world.wait()
     if recipe.start_from and (checkpoint is None or recipe.training.freeze):  # frozen weights are not in checkpoints
         take_weights(model, Path(recipe.start_from), journal.say)
+    if checkpoint is None and hasattr(task, "begin"):
+        task.begin(model)
     trainer = Trainer(recipe, task, model, world=world, journal=journal, folder=out)
     if checkpoint is not None:
         trainer.restore(checkpoint)
@@ -262,10 +267,11 @@ def _prepare(
     texts = sum(column.is_text for column in inputs.columns)
     if budget is None or not world.leads:
         given = load_tokenizers(out, columns=texts)
-    elif recipe.start_from:
-        given = tokenizers_of(Path(recipe.start_from), texts)
+    elif origin := recipe.start_from or recipe.task.tokenizers_from:
+        given = tokenizers_of(Path(origin), texts)
         if recipe.tokenizer.file and Tokenizer.load(Path(recipe.tokenizer.file)).digest() != given[-1].digest():
-            raise ValueError("the weights of start_from require its own tokenizer; remove tokenizer.file")
+            named = "start_from" if recipe.start_from else "task.teacher"
+            raise ValueError(f"the weights of {named} require its own tokenizer; remove tokenizer.file")
     elif budget and budget.sizes(recipe):
         words = readable_words(budget, budget.sizes(recipe)[0], world)
     prepared = prepare(

@@ -30,7 +30,7 @@ from heedful.model.mask import Mask, positions_in_segments
 from heedful.model.multihead import CrossAttention, KeyValue, MultiHeadConfig, Places, PositionalAttention, SelfAttention
 from heedful.model.norm import NormConfig
 from heedful.model.position import PositionConfig
-from heedful.model.position.sinusoidal import SinusoidalConfig
+from heedful.model.position.sinusoidal import Sinusoidal, SinusoidalConfig
 from heedful.model.residual import Placement, Residual, normed
 from heedful.model.sight import Sight
 from heedful.model.stack import Cache, Memory, Stack, StackConfig, StackShape
@@ -272,8 +272,7 @@ class Transformer(Stack):
     def _places(self, x: Tensor, sight: Sight) -> Places:
         """The positions that positional attention compares, and that it sees all but padding."""
         assert sight.query_positions is not None
-        scheme = WAVES.build(width=x.shape[-1], heads=1, head_width=1, causal=False)
-        waves = scheme.waves(sight.query_positions, x.shape[-1]).to(x.dtype)
+        waves = waves_of(sight.query_positions, x.shape[-1]).to(x.dtype)
         return Places(waves, Sight(Mask(key_valid=sight.mask.key_valid)))
 
     def read(self, states: Tensor, valid: Tensor | None = None, *, inputs: Tensor | None = None) -> LayerMemory:
@@ -366,6 +365,11 @@ def _key_positions(positions: Tensor, cache: LayersCache | SegmentMemory | None)
     if isinstance(cache, LayersCache):
         return cache.place(positions)
     return torch.arange(cache.length + positions.shape[1], device=positions.device)[None]
+
+
+def waves_of(positions: Tensor, width: int) -> Tensor:
+    """The positions as positional attention sees them: positions' shape, width."""
+    return Sinusoidal(WAVES).waves(positions, width)
 
 
 def _build_layer(config: TransformerConfig, shape: StackShape, layer: int) -> Layer:
