@@ -11,10 +11,8 @@ from heedful.model.architecture import Encoded, ParallelSequenceToSequence
 from heedful.model.architecture.non_autoregressive import copies
 from heedful.model.cpu import door, kernels
 from heedful.model.cpu.decoding import LONG, Owners, Stack, key_mask, owners_of, versions_of
-from heedful.model.cpu.kernels import PANEL, Panels, floats
+from heedful.model.cpu.kernels import PANEL, Panels, address, floats
 from heedful.model.cpu.plan import LayerPlan, NormPlan, ParallelPlan, Reason, ResidualPlan, StackPlan
-from heedful.model.cpu.training import masked_attention
-from heedful.model.multihead import split_heads
 from heedful.model.stack.transformer import waves_of
 
 
@@ -93,14 +91,14 @@ class FastParallel:
 
 
 class _Memory:
-    """Keys and values of a source for each layer (batch heads source head), and what is added to their scores."""
+    """Keys and values of a source for each layer, (batch source) 2 width, and what is added to their scores."""
 
-    def __init__(self, layers: list[tuple[Tensor, Tensor]], additive: Tensor | None) -> None:
-        self.layers, self.additive = layers, additive
+    def __init__(self, layers: list[Tensor], batch: int, additive: Tensor | None) -> None:
+        self.layers, self.batch, self.additive = layers, batch, additive
 
     def select(self, sentences: Tensor) -> "_Memory":
-        layers = [(key.index_select(0, sentences), value.index_select(0, sentences)) for key, value in self.layers]
-        return _Memory(layers, None if self.additive is None else self.additive.index_select(0, sentences))
+        layers = [one.unflatten(0, (self.batch, -1)).index_select(0, sentences).flatten(0, 1) for one in self.layers]
+        return _Memory(layers, len(sentences), None if self.additive is None else self.additive[sentences])
 
 
 class _Decoder:
@@ -112,22 +110,26 @@ class _Decoder:
 
     def read(self, states: Tensor, valid: Tensor | None) -> _Memory:
         additive = None if valid is None or bool(valid.all()) else hidden_keys(valid)
-        return _Memory([layer.read(states) for layer in self.layers], additive)
+        flat = states.view(-1, self.width)
+        return _Memory([layer.key_value(flat) for layer in self.layers], len(states), additive)
 
     def __call__(self, inputs: Tensor, memory: _Memory, valid: Tensor) -> Tensor:
         """rows query width, as real as `valid` says -> states of the same shape"""
         rows, length, width = inputs.shape
+        if width != self.width or valid.shape != (rows, length) or rows % memory.batch or not rows * length:
+            raise ValueError(f"{list(inputs.shape)} do not fit {memory.batch} sources of width {self.width}")
         padding = None if bool(valid.all()) else hidden_keys(valid)
         own, lonely = self._own(padding, length, valid) if self.plan.parallel else (padding, None)
         x = (inputs + self._placed(length)).view(-1, width)
-        norm(x, self.plan.embedding_norm)
-        for number, layer in enumerate(self.layers):
-            layer.attend(x, rows, own, lonely)
+        normed(x, self.plan.embedding_norm)
+        work = _Work(x, rows, length, self.layers[0], len(memory.layers[0]) // memory.batch)
+        for layer, source in zip(self.layers, memory.layers, strict=True):
+            layer.attend(work, own, lonely)
             if layer.positional is not None:
-                layer.look_at_places(x, rows, length, padding)
-            layer.look(x, memory.layers[number], memory.additive)
-            layer.feed(x)
-        norm(x, self.plan.norm)
+                layer.look_at_places(work, padding)
+            layer.look(work, source, memory)
+            layer.feed(work)
+        normed(x, self.plan.norm)
         return x.view(rows, length, width)
 
     def _own(self, padding: Tensor | None, length: int, valid: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -146,19 +148,81 @@ class _Decoder:
         position = self.plan.position
         if position.limit is not None and length > position.limit:
             raise ValueError(f"{length} tokens, but this model learned {position.limit} positions; shorten the output")
-        if length > len(self.positions):
+        known = self.positions
+        if length > len(known):
             places = torch.arange(length)[None]
-            self.positions = position.embed(floats(1, length, self.width).zero_(), places)[0].contiguous()
-        return self.positions[:length]
+            known = position.embed(floats(1, length, self.width).zero_(), places)[0].contiguous()
+            self.positions = known
+        return known[:length]
+
+
+class _Work:
+    """The states of a pass, and room for what its layers compute: so that a step of it is one call of a kernel, without
+    views of tensors in between. Sizes are in floats, addresses in bytes."""
+
+    def __init__(self, x: Tensor, rows: int, length: int, layer: "_Layer", source: int) -> None:
+        self.x, self.rows, self.length, self.width = x, rows, length, x.shape[1]
+        self.count, self.threads = len(x), torch.get_num_threads()
+        inside, heads = layer.inner.columns, max(layer.heads, layer.cross_heads)
+        self.normed = floats(len(x), self.width)
+        self.mixed = floats(len(x), self.width)
+        widest = max(self.width, inside)
+        keys, head = max(length, source), max(self.width // layer.heads, self.width // layer.cross_heads)
+        sizes = [len(x) * max(3 * self.width, inside), len(x) * (2 + widest // 2), len(x) * heads,
+                 kernels.attention_room(keys, head)]  # fmt: skip
+        self.room = floats(sum(sizes))
+        start = self.room.data_ptr()
+        self.parts, self.rounded, self.sums, self.scratch = (start + 4 * sum(sizes[:n]) for n in range(4))
+        self.x_at, self.mixed_at = x.data_ptr(), self.mixed.data_ptr()
+
+    def entered(self, residual: ResidualPlan) -> int:
+        """What a sub-layer gets to see of the states."""
+        if not residual.pre:
+            return self.x_at
+        self.normed.copy_(self.x)
+        normed(self.normed, residual.norm)
+        return self.normed.data_ptr()
+
+    def product(self, panels: Panels, x: int, y: int, *, add: bool = False, relu: bool = False) -> None:
+        assert kernels.NATIVE is not None
+        weights = panels.values.data_ptr(), address(panels.scales), address(panels.bias), panels.depth, panels.columns
+        kernels.NATIVE.product(*weights, x, y, self.count, add, relu, self.threads, self.rounded)
+
+    def leave(self, panels: Panels, mixed: int, residual: ResidualPlan) -> None:
+        """Add what a sub-layer gives to the states."""
+        self.product(panels, mixed, self.x_at, add=True)
+        if not residual.pre:
+            normed(self.x, residual.norm)
+
+    def attend(
+        self,
+        views: tuple[int, ...],
+        additive: Tensor | None,
+        *,
+        batch: int,
+        heads: int,
+        queries: int,
+        keys: int,
+        scale: float,
+    ) -> None:
+        """`views`: address and strides (batch, head, time) of queries, keys and values. What they gather is `mixed`."""
+        assert kernels.NATIVE is not None
+        head = self.width // heads
+        to = (self.mixed_at, queries * self.width, head, self.width)
+        hides = (0, 0, 0)
+        if additive is not None:
+            hides = (additive.data_ptr(), additive.stride(0) if len(additive) > 1 else 0,
+                     additive.stride(2) if additive.shape[2] > 1 else 0)  # fmt: skip
+        rest = (self.sums, batch, heads, queries, keys, head, scale, False, self.scratch, self.threads, 0, 1.0, 0)
+        kernels.NATIVE.attend(*views, *to, *hides, *rest)
 
 
 class _Layer:
-    """Each method adds what its sub-layer gives to x (rows x query, width), in place."""
+    """Each method adds what a sub-layer gives to the states, in place."""
 
     def __init__(self, plan: LayerPlan) -> None:
         assert plan.cross is not None and plan.cross.read is not None and plan.cross_residual is not None
-        self.plan, self.head = plan, plan.attention.project.inputs // plan.attention.heads
-        self.cross_head = plan.cross.project.inputs // plan.cross.heads
+        self.plan, self.heads, self.cross_heads = plan, plan.attention.heads, plan.cross.heads
         self.project, self.output = plan.attention.project.panels(), plan.attention.output.panels()
         self.query, self.key_value = plan.cross.project.panels(), plan.cross.read.panels()
         self.cross_output = plan.cross.output.panels()
@@ -167,65 +231,54 @@ class _Layer:
         if plan.positional is not None:
             self.query_key = plan.positional.query_key.panels()
             self.value, self.gathered = plan.positional.value.panels(), plan.positional.output.panels()
-            self.places = floats(0, 2 * plan.positional.value.inputs)  # what positions are projected to
+            self.places = floats(0, 2 * plan.positional.value.inputs)  # queries and keys of each position
 
-    def read(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        key, value = self.key_value(states).chunk(2, dim=-1)
-        return split_heads(key, self.cross_head), split_heads(value, self.cross_head)
-
-    def attend(self, x: Tensor, rows: int, additive: Tensor | None, alone: Tensor | None) -> None:
-        plan = self.plan
-        parts = self.project(entered(x, plan.attention_residual)).view(rows, -1, 3 * x.shape[1]).chunk(3, dim=-1)
-        query, key, value = (split_heads(part, self.head) for part in parts)
-        mixed = self._mixed(query, key, value, additive, plan.attention.scale)
+    def attend(self, work: _Work, additive: Tensor | None, alone: Tensor | None) -> None:
+        residual, width, at = self.plan.attention_residual, work.width, work.parts
+        work.product(self.project, work.entered(residual), at)
+        strides = (work.length * 3 * width, width // self.heads, 3 * width)
+        views = (at, *strides, at + 4 * width, *strides, at + 8 * width, *strides)
+        self._mix(work, views, additive, self.plan.attention.scale)
         if alone is not None:
-            mixed.view(rows, -1, x.shape[1])[alone, 0] = 0.0
-        self._add(x, mixed, self.output, plan.attention_residual)
+            work.mixed.view(work.rows, -1, width)[alone, 0] = 0.0
+        work.leave(self.output, work.mixed_at, residual)
 
-    def look_at_places(self, x: Tensor, rows: int, length: int, additive: Tensor | None) -> None:
-        plan, residual = self.plan.positional, self.plan.positional_residual
+    def look_at_places(self, work: _Work, additive: Tensor | None) -> None:
+        plan, residual, width, at = self.plan.positional, self.plan.positional_residual, work.width, work.parts
         assert plan is not None and residual is not None
-        if length > len(self.places):
-            self.places = self.query_key(waves_of(torch.arange(length), plan.value.inputs).float())
-        both = self.places[None, :length].expand(rows, -1, -1).chunk(2, dim=-1)
-        query, key = (split_heads(part, self.head) for part in both)
-        value = split_heads(self.value(entered(x, residual)).view(rows, length, -1), self.head)
-        self._add(x, self._mixed(query, key, value, additive, plan.scale), self.gathered, residual)
+        places = self.places
+        if work.length > len(places):
+            self.places = places = self.query_key(waves_of(torch.arange(work.length), width).float())
+        work.product(self.value, work.entered(residual), at)
+        head, start = width // self.heads, places.data_ptr()
+        shared = (0, head, 2 * width)  # by all rows
+        views = (start, *shared, start + 4 * width, *shared, at, work.length * width, head, width)
+        self._mix(work, views, additive, plan.scale)
+        work.leave(self.gathered, work.mixed_at, residual)
 
-    def look(self, x: Tensor, memory: tuple[Tensor, Tensor], additive: Tensor | None) -> None:
+    def _mix(self, work: _Work, views: tuple[int, ...], additive: Tensor | None, scale: float) -> None:
+        length = work.length
+        work.attend(views, additive, batch=work.rows, heads=self.heads, queries=length, keys=length, scale=scale)
+
+    def look(self, work: _Work, source: Tensor, memory: _Memory) -> None:
         """The candidates of a sentence share its keys and values: they are just more queries."""
-        plan, residual, (key, value) = self.plan.cross, self.plan.cross_residual, memory
+        plan, residual, width = self.plan.cross, self.plan.cross_residual, work.width
         assert plan is not None and residual is not None
-        query = split_heads(self.query(entered(x, residual)).view(len(key), -1, x.shape[1]), self.cross_head)
-        self._add(x, self._mixed(query, key, value, additive, plan.scale), self.cross_output, residual)
+        work.product(self.query, work.entered(residual), work.parts)
+        queries, keys, head = work.count // memory.batch, len(source) // memory.batch, width // self.cross_heads
+        start, strides = source.data_ptr(), (keys * 2 * width, head, 2 * width)
+        views = (work.parts, queries * width, head, width, start, *strides, start + 4 * width, *strides)
+        sizes = {"batch": memory.batch, "heads": self.cross_heads, "queries": queries, "keys": keys}
+        work.attend(views, memory.additive, **sizes, scale=plan.scale)
+        work.leave(self.cross_output, work.mixed_at, residual)
 
-    def feed(self, x: Tensor) -> None:
+    def feed(self, work: _Work) -> None:
         residual = self.plan.feedforward_residual
-        inside = floats(len(x), self.inner.columns)
-        self.inner.into(inside, entered(x, residual), relu=True)
-        self._add(x, inside, self.outer, residual)
-
-    def _mixed(self, query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, scale: float) -> Tensor:
-        """(rows query) width"""
-        mixed = masked_attention(query, key, value, additive, causal=False, scale=scale)
-        return mixed.transpose(1, 2).reshape(-1, query.shape[1] * query.shape[3])
-
-    def _add(self, x: Tensor, mixed: Tensor, output: Panels, residual: ResidualPlan) -> None:
-        output.into(x, mixed, add=True)
-        if not residual.pre:
-            norm(x, residual.norm)
+        work.product(self.inner, work.entered(residual), work.parts, relu=True)
+        work.leave(self.outer, work.parts, residual)
 
 
-def entered(x: Tensor, residual: ResidualPlan) -> Tensor:
-    """What a sub-layer gets to see of x."""
-    if not residual.pre:
-        return x
-    x = x.clone()
-    norm(x, residual.norm)
-    return x
-
-
-def norm(x: Tensor, plan: NormPlan | None) -> None:
+def normed(x: Tensor, plan: NormPlan | None) -> None:
     """In place."""
     if plan is not None:
         kernels.norm(x, plan.weight, plan.bias, rms=plan.rms, eps=plan.eps)
