@@ -6,32 +6,30 @@ import torch
 from torch import Tensor
 
 from heedful.data.padding import pad
+from heedful.model.architecture import ParallelSequenceToSequence
 from heedful.model.multihead import MemoryAttention, SelfAttention
 from heedful.model.record import Recorded, recorded
 from heedful.text.tokenizer import Tokenizer
 from heedful.translator import Translation, Translator
 
 KINDS = ("cross", "encoder", "decoder")
-START, END = "<s>", "</s>"
+START, END, MASK = "<s>", "</s>", "<mask>"
 
 
 @dataclass(frozen=True)
 class Attention:
-    """`source` and `target` end with </s>. `read` is the decoder's input, the shifted target: it begins with <s>.
-    Weights are layers heads query key:
+    """`source` and `target` end with </s>. `read` is the decoder's input, the shifted target: it begins with <s>. A model
+    that writes all words at once reads copies of source tokens or masks, and its `target` has no </s>. Weights are layers heads query key:
 
     encoder   source source     decoder   read read     cross   target source
     """
 
     source: list[str]
     target: list[str]
+    read: list[str]
     encoder: Tensor
     decoder: Tensor
     cross: Tensor
-
-    @property
-    def read(self) -> list[str]:
-        return [START, *self.target[:-1]]
 
     def kinds(self) -> list[str]:
         """The kinds of attention that have weights to show."""
@@ -55,30 +53,56 @@ def translated_parts(translator: Translator, text: str) -> list[tuple[str, Trans
 
 
 @torch.inference_mode()
-def look(translator: Translator, source: str, target: list[int] | None = None) -> Attention:
+def look(
+    translator: Translator, source: str, target: list[int] | None = None, *, fertilities: list[int] | None = None
+) -> Attention:
     """The attention of the first model while it generates `target` (token ids), by default its own translation.
 
     This is a single pass, so a text that is translated in parts is an error; see `translated_parts`. With a `target`,
-    several sentences are one part if they fit.
+    several sentences are one part if they fit. A model that writes all words at once is shown with these
+    `fertilities`, by default those of its own translation; if it predicts masks, in its first pass, when all are masked.
     """
     if (count := len(translator.parts(source, split=False if target is not None else None))) > 1:
         raise ValueError(f"this text is translated in {count} parts, each with its own attention; give one of them")
-    if target is None:
-        target = translator.translate([source])[0].tokens
     model = translator.models[0]
+    if target is None or (fertilities is None and not translator.stepwise):
+        found = translator.translate(source, split=False if target is not None else None)
+        if target not in (None, found.tokens):
+            raise ValueError("a model that writes all words at once shows only its own translation; give no other target")
+        target, fertilities = found.tokens, found.fertilities
     tokens = translator.source.encode([source.strip()])[0]
     reading, _ = pad([tokens], last=translator.source.eos)
-    writing, _ = pad([target], first=translator.target.start)
+    names = [*_shown(translator.source, tokens), END]
     with recorded(model, SelfAttention) as selves, recorded(model, MemoryAttention) as crosses:
-        model(reading.to(translator.device), writing.to(translator.device))
+        if isinstance(model, ParallelSequenceToSequence):
+            read = _pass(model, reading.to(translator.device), names, fertilities, len(target))
+        else:
+            writing, _ = pad([target], first=translator.target.start)
+            model(reading.to(translator.device), writing.to(translator.device))
+            read = [START, *_shown(translator.target, target)]
     own = {side: [one for one in selves if one.name.startswith(side)] for side in ("encoder", "decoder")}
     return Attention(
-        source=[*_shown(translator.source, tokens), END],
-        target=[*_shown(translator.target, target), END],
+        source=names,
+        target=[*_shown(translator.target, target), *([END] if translator.stepwise else [])],
+        read=read,
         encoder=stacked(own["encoder"]),
         decoder=stacked(own["decoder"]),
         cross=stacked(crosses),
     )
+
+
+def _pass(
+    model: ParallelSequenceToSequence, source: Tensor, names: list[str], fertilities: list[int] | None, length: int
+) -> list[str]:
+    """Run a model that writes all words at once; returns what its decoder reads."""
+    encoded = model.encode(source)
+    if fertilities is None:
+        nothing = source.new_zeros(1, length)
+        model.decode(model.masked(nothing, torch.ones_like(nothing, dtype=torch.bool)), encoded)
+        return [MASK] * length
+    inputs, _ = model.copied(encoded, torch.tensor([fertilities], device=source.device))
+    model.decode(inputs, encoded)
+    return [name for name, count in zip(names, fertilities, strict=True) for _ in range(count)]
 
 
 def stacked(attentions: list[Recorded]) -> Tensor:

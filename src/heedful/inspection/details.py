@@ -15,7 +15,7 @@ from heedful.model.multihead import SelfAttention
 from heedful.model.position import Position
 from heedful.model.record import recorded
 from heedful.text.tokenizer import Tokenizer
-from heedful.text.words import words
+from heedful.text.words import word_spans, words
 from heedful.translator import Translation, Translator
 
 MOST_TOKENS = 256  # weights grow with the square
@@ -26,11 +26,12 @@ def inspect(translator: Translator, request: Request, *, num_beams: int = 4) -> 
     """Translate a text and look inside. Of a text that is translated in parts, the inside shown is the first part's."""
     if not request.text.strip():
         raise ValueError("the text is empty")
-    config = GenerationConfig(num_beams=num_beams, num_return_sequences=num_beams)
+    several = num_beams if translator.stepwise else 1
+    config = GenerationConfig(num_beams=num_beams, num_return_sequences=several)
     first, *others = parts_of(translator, request)
-    has = translator.aligner is not None
-    found = translator.translate(request, config, alignment=has, history=True)
-    shown = translator.translate(Request(first, request.prefix), config, history=True) if others else found
+    has, history = translator.aligner is not None, translator.stepwise
+    found = translator.translate(request, config, alignment=has, history=history)
+    shown = translator.translate(Request(first, request.prefix), config, history=history) if others else found
     return {
         "text": request.text,
         "translation": described(translator, request.text, found),
@@ -52,9 +53,25 @@ def described(translator: Translator, text: str, found: Translation) -> dict[str
         "token_log_probs": found.token_log_probs,
         "words": _confidence(translator.target, found),
         "alignment": found.alignment,
+        "stepwise": translator.stepwise,
+        "fertilities": word_fertilities(translator.source, text, found.fertilities),
         "alternatives": [{"text": one.text, "score": one.score} for one in found.alternatives],
         "warnings": found.warnings,
     }
+
+
+def word_fertilities(tokenizer: Tokenizer, text: str, fertilities: list[int] | None) -> list[int] | None:
+    """How many target tokens each word of the source stands for, and last, its </s>; None for a model that has no
+    fertilities, and for a text translated in parts."""
+    pieces, spans = tokenizer.pieces(text), word_spans(text)
+    if fertilities is None or len(fertilities) != len(pieces) + 1:
+        return None
+    counts = [0] * len(spans)
+    for (_, start, end), count in zip(pieces, fertilities[:-1], strict=True):
+        inside = [place for place, (first, last) in enumerate(spans) if first < end and start < last]
+        if inside:
+            counts[inside[0]] += count
+    return [*counts, sum(fertilities) - sum(counts)]
 
 
 def inspected(translator: Translator, text: str, found: Translation, *, parts: int = 1) -> dict[str, Any]:
@@ -62,7 +79,7 @@ def inspected(translator: Translator, text: str, found: Translation, *, parts: i
 
     `text` and `found` are one pass through the model: the first of so many parts, if the text was too long for one.
     """
-    seen = look(translator, text, found.tokens)
+    seen = look(translator, text, found.tokens, fertilities=found.fertilities)
     source = translator.source.encode([text.strip()])[0]
     return {
         "part": {"number": 1, "count": parts, "text": text.strip()},

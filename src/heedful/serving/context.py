@@ -52,8 +52,11 @@ class Context:
     async def translate(
         self, request: Request, model: Translating, texts: Sequence[Text], settings: Settings
     ) -> list[Translation]:
-        """In the order of `texts`; see `answers`."""
-        return await self.answers(request, model.engine, texts, settings)
+        """In the order of `texts`; see `answers`. What the model cannot do is the client's mistake."""
+        try:
+            return await self.answers(request, model.engine, texts, settings)
+        except ValueError as error:
+            raise RefusedError(400, str(error)) from None
 
     async def predict(self, request: Request, model: Predicting, lines: Sequence[Line]) -> list[Any]:
         """In the order of `lines`; see `answers`. What the model cannot read is the client's mistake."""

@@ -165,7 +165,7 @@ def routes(context: Context) -> APIRouter:
         size = len(model.translator.source.encode([first])[0])
         if size > MOST_TOKENS:
             raise RefusedError(400, f"too long to inspect: {size} tokens exceed the limit of {MOST_TOKENS}")
-        settings = Settings(GenerationConfig(num_beams=asked.num_beams), history=True)
+        settings = Settings(GenerationConfig(num_beams=asked.num_beams), history=model.translator.stepwise)
         (found,) = await context.translate(request, model, [replace(wanted, text=first)], settings)
         seen = await run_in_threadpool(inspected, model.translator, first, found, parts=1 + len(others))
         return {**seen, "warnings": ["the text was translated in parts; only the first is inspected"] if others else []}
@@ -241,6 +241,7 @@ def _described(model: Served) -> dict[str, Any]:
         "target": model.target,
         "layers": len(crosses),
         "heads": crosses[0].heads if crosses else 0,
+        "stepwise": model.translator.stepwise,
         "waiting": model.engine.waiting,
         "example": model.example,
     }
