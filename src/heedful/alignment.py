@@ -56,7 +56,7 @@ class Aligner:
     def places(
         self, model: SequenceToSequence, tokenizers: Tokenizers, sources: list[list[int]], targets: list[list[int]]
     ) -> list[list[int]]:
-        """For each pair, the place of the source token that each target token attends to most; the last place is </s>."""
+        """For each pair, the place of the source token that each target token attends to most; the last one is </s>."""
         weights = _attentions(model, tokenizers, sources, targets)[self.layer].shown_weights()[:, self.head]
         chosen = weights.argmax(-1).tolist()
         return [row[: len(target)] for row, target in zip(chosen, targets, strict=True)]

@@ -75,7 +75,7 @@ class Translator:
 
     def __init__(
         self,
-        models: Sequence[SequenceToSequence] | Sequence[ParallelSequenceToSequence],
+        models: Sequence[SequenceToSequence | ParallelSequenceToSequence],
         tokenizers: Sequence[Tokenizer],
         *,
         limit: int = 256,
@@ -87,12 +87,12 @@ class Translator:
         teacher: Callable[[], SequenceToSequence] | None = None,
     ) -> None:
         self.models = [model.eval() for model in models]
-        stepwise = [model for model in self.models if isinstance(model, SequenceToSequence)]
+        self.writers = [model for model in self.models if isinstance(model, SequenceToSequence)]
         self.starter: FromSource | AtOnce
-        if stepwise:
-            self.starter = FromSource(stepwise, tokenizers, shortlist=shortlist)
-        else:
+        if isinstance(self.models[0], ParallelSequenceToSequence):
             self.starter = AtOnce(self.models[0], tokenizers, teacher=teacher)
+        else:
+            self.starter = FromSource(self.writers, tokenizers, shortlist=shortlist)
         self.runner = Runner(self.starter, streams=streams)
         self.source, self.target = tokenizers[0], tokenizers[-1]
         self.limit = min([limit, *(model.source_limit or limit for model in models)])
@@ -223,7 +223,7 @@ class Translator:
         """(source word, target word), counted from 0, for each pair."""
         if self.aligner is None:
             raise ValueError("this model has no alignment.json: no alignment head has been chosen")
-        return self.aligner.align(self.models[0], [self.source, self.target], pairs)
+        return self.aligner.align(self.writers[0], [self.source, self.target], pairs)
 
     def _align_parts(self, whole: tuple[str, str], texts: list[str], each: list[list[Alternative]]) -> Links:
         """Part by part, as they were translated, with the words numbered as in the whole texts."""
@@ -284,7 +284,7 @@ class Translator:
 
     def _log_probs(self, source: Tensor, valid: Tensor, target: Tensor) -> Tensor:
         """batch target vocab; for an ensemble, the mean of the probabilities."""
-        each = [model(source, target, source_valid=valid).float().log_softmax(-1) for model in self.models]
+        each = [model(source, target, source_valid=valid).float().log_softmax(-1) for model in self.writers]
         return each[0] if len(each) == 1 else torch.stack(each).logsumexp(0) - math.log(len(each))
 
     def parts(self, text: str, *, split: bool | None = None) -> list[str]:
@@ -340,7 +340,7 @@ class Translator:
         assert self.aligner is not None
         pieces = self.source.pieces(text)
         read = [token for token, _, _ in pieces]
-        weights = self.aligner.weights(self.models[0], [self.source, self.target], read, tokens)[:, : len(pieces)]
+        weights = self.aligner.weights(self.writers[0], [self.source, self.target], read, tokens)[:, : len(pieces)]
         written, start = "", 0
         unknown = self.target.unk
         for place, token in enumerate([*tokens, unknown]):
@@ -414,7 +414,8 @@ def load(
     if quantize not in ("", "int8"):
         raise ValueError(f"unknown quantize {quantize!r}; known: int8")
     folders = [Path(name) for name in (folder, *others)]
-    models, digests = [], set()
+    models: list[SequenceToSequence | ParallelSequenceToSequence] = []
+    digests = set()
     for place in folders:
         model = load_model(place)
         if not isinstance(model, SequenceToSequence | ParallelSequenceToSequence):
@@ -455,7 +456,7 @@ def load(
 def _teacher(folder: Path, digests: set[tuple[str, ...]]) -> SequenceToSequence:
     model = load_model(folder)
     if not isinstance(model, SequenceToSequence):
-        raise ValueError(f"teacher: {folder} holds a {model.config.kind} model; give a translator that writes word by word")
+        raise ValueError(f"teacher: {folder} holds a {model.config.kind} model; give one that writes word by word")
     if tuple(tokenizer.digest() for tokenizer in load_tokenizers(folder, columns=2)) not in digests:
         raise ValueError(f"teacher: {folder} has another tokenizer than the model, and would read its words as others")
     return model

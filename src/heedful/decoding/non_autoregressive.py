@@ -26,7 +26,8 @@ from heedful.model.cpu.parallel import lower_parallel
 from heedful.text.tokenizer import Tokenizer
 
 STEPWISE = ("do_sample", "num_beam_groups", "diversity_penalty", "min_new_tokens", "no_repeat_ngram_size",
-            "repetition_penalty", "early_stopping", "renormalize_logits", "temperature", "top_k", "top_p", "min_p")  # fmt: skip
+            "repetition_penalty", "early_stopping", "renormalize_logits", "temperature", "top_k", "top_p",
+            "min_p")  # fmt: skip
 USUAL_BEAMS = GenerationConfig().num_beams
 Teacher = Callable[[], SequenceToSequence]
 
@@ -53,8 +54,8 @@ class AtOnce:
         for request in requests:
             if request.prefix or request.required or request.banned:
                 raise ValueError(
-                    "a model that writes all words at once takes no prefix and no required or banned phrases; leave them "
-                    "out, or translate with a model that writes word by word"
+                    "a model that writes all words at once takes no prefix and no required or banned phrases; leave "
+                    "them out, or translate with a model that writes word by word"
                 )
         if config.noisy and self.teacher is None:
             if self._load_teacher is None:
@@ -111,15 +112,22 @@ class AtOnce:
         counts = fertilities(encoded.fertilities, valid, config, [_name(job) for job in jobs])  # batch copies source
         most = torch.tensor(limits, device=counts.device)[:, None, None]
         cut = counts.cumsum(-1).clamp(max=most).diff(dim=-1, prepend=counts.new_zeros(*counts.shape[:2], 1))
-        whole, rows = (counts.sum(-1) == cut.sum(-1)).flatten().tolist(), cut.flatten(0, 1)
+        ended, rows = (counts.sum(-1) == cut.sum(-1)).flatten().tolist(), cut.flatten(0, 1)
         model = self.quick or self.model
         inputs, real = model.copied(encoded, rows)
         tokens, values = self._words(model.decode(inputs, encoded, valid=real), real)
+        copies, copied = counts.shape[1], rows.tolist()
         found = [
-            _hypothesis(*row, config, ended=ended, fertilities=copies[: len(jobs[place // counts.shape[1]].tokens) + 1])
-            for place, (*row, ended, copies) in enumerate(zip(tokens, values, whole, rows.tolist(), strict=True))
+            _hypothesis(
+                tokens[row],
+                values[row],
+                config,
+                ended=ended[row],
+                fertilities=copied[row][: len(jobs[row // copies].tokens) + 1],
+            )
+            for row in range(len(tokens))
         ]
-        return [found[start : start + counts.shape[1]] for start in range(0, len(found), counts.shape[1])]
+        return [found[start : start + copies] for start in range(0, len(found), copies)]
 
     def _by_masks(
         self, encoded: Encoded, valid: Tensor, limits: list[int], config: GenerationConfig
@@ -176,8 +184,8 @@ class AtOnce:
 
 
 def fertilities(scores: Tensor, valid: Tensor, config: GenerationConfig, names: Sequence[int]) -> Tensor:
-    """The fertilities to try, of which at least one per text is not zero: batch (1 + noisy) source. scores: batch source
-    (highest fertility + 1)"""
+    """The fertilities to try, of which at least one per text is not zero: batch (1 + noisy) source. scores: batch
+    source (highest fertility + 1)"""
     probabilities = scores.double().softmax(-1)
     if config.fertilities == "average":
         first = (probabilities @ torch.arange(scores.shape[-1], device=scores.device).double()).round().long()
@@ -204,9 +212,10 @@ def _sampled(probabilities: Tensor, valid: Tensor, config: GenerationConfig, nam
 
 
 def likely_lengths(scores: Tensor, valid: Tensor, limits: Sequence[int], count: int) -> Tensor:
-    """The most likely lengths of the target, the sum of independent fertilities: batch (at most count). The distribution
-    of a sum is the convolution of theirs, which is a product of their Fourier transforms. scores: as above"""
-    batch, source, size = scores.shape
+    """The most likely lengths of the target, the sum of independent fertilities: batch (at most count). The
+    distribution of a sum is the convolution of theirs, which is a product of their Fourier transforms. scores: as
+    above"""
+    _, source, size = scores.shape
     probabilities = scores.double().softmax(-1).cpu()
     nothing = torch.zeros(size, dtype=torch.double)
     nothing[0] = 1

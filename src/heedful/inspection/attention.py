@@ -18,8 +18,9 @@ START, END, MASK = "<s>", "</s>", "<mask>"
 
 @dataclass(frozen=True)
 class Attention:
-    """`source` and `target` end with </s>. `read` is the decoder's input, the shifted target: it begins with <s>. A model
-    that writes all words at once reads copies of source tokens or masks, and its `target` has no </s>. Weights are layers heads query key:
+    """`source` and `target` end with </s>. `read` is the decoder's input, the shifted target: it begins with <s>. A
+    model that writes all words at once reads copies of source tokens, or masks, and its `target` has no </s>. Weights
+    are layers heads query key:
 
     encoder   source source     decoder   read read     cross   target source
     """
@@ -60,7 +61,8 @@ def look(
 
     This is a single pass, so a text that is translated in parts is an error; see `translated_parts`. With a `target`,
     several sentences are one part if they fit. A model that writes all words at once is shown with these
-    `fertilities`, by default those of its own translation; if it predicts masks, in its first pass, when all are masked.
+    `fertilities`, by default those of its own translation; if it predicts masks, in its first pass, where all words are
+    masked.
     """
     if (count := len(translator.parts(source, split=False if target is not None else None))) > 1:
         raise ValueError(f"this text is translated in {count} parts, each with its own attention; give one of them")
@@ -68,7 +70,9 @@ def look(
     if target is None or (fertilities is None and not translator.stepwise):
         found = translator.translate(source, split=False if target is not None else None)
         if target not in (None, found.tokens):
-            raise ValueError("a model that writes all words at once shows only its own translation; give no other target")
+            raise ValueError(
+                "a model that writes all words at once shows only its own translation; give no other target"
+            )
         target, fertilities = found.tokens, found.fertilities
     tokens = translator.source.encode([source.strip()])[0]
     reading, _ = pad([tokens], last=translator.source.eos)

@@ -15,7 +15,7 @@ from heedful.model.create import create
 from heedful.model.mask import Mask
 from heedful.model.multihead import MultiHeadConfig
 from heedful.model.sight import Sight
-from heedful.model.stack.transformer import Transformer, TransformerConfig
+from heedful.model.stack.transformer import TransformerConfig
 
 WIDTH, HEADS = 16, 1
 AT_ONCE = "non_autoregressive"
@@ -83,7 +83,7 @@ def seen_at_once(length: int) -> Tensor:
     model = cast(NonAutoregressive, create(NonAutoregressiveConfig(vocab=2, width=WIDTH, decoder=config))).eval()
     x = torch.randn(1, length, WIDTH, requires_grad=True)
     places = torch.arange(length)[None]
-    (layer,) = cast(Transformer, model.decoder).each_layer()
+    (layer,) = model.decoder.each_layer()
     return _dependence(layer.attention(x, sight=Sight(Mask(others_only=True), places, places)), x)
 
 

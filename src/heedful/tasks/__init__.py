@@ -80,8 +80,8 @@ class Processes(Protocol):
 
 class Task(Protocol):
     """The contract. A batch is identified by its row numbers, so that it can be distributed, skipped and reproduced
-    without being built. A task may have `notes`: messages to show before training starts; and `begin(model)`: what it does to a new
-    model, before its first step."""
+    without being built. A task may have `notes`: messages to show before training starts; and
+    `begin(model)`: what it does to a new model, before its first step."""
 
     def epoch(self, number: int, *, budget: int, seed: int) -> Iterator[np.ndarray]:
         """The batches of an epoch, as row numbers; a function of its arguments alone."""

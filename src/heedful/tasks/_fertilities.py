@@ -1,7 +1,7 @@
 """How many target tokens each source token stands for, for every pair of a corpus: found once, then read from disk.
 
-The targets of training (Gu et al. 2018, section 3.3) are counts of an alignment: each target token belongs to one source
-token, or to the </s> after them, so that a row's fertilities always sum to the length of its target.
+The targets of training (Gu et al. 2018, section 3.3) are counts of an alignment: each target token belongs to one
+source token, or to the </s> after them, so that a row's fertilities always sum to the length of its target.
 
     the  cat  sleeps  </s>          la  chatte  dort  bien
      1    1     2      0             0    1      2     2        source token of each target token

@@ -46,9 +46,9 @@ class NonAutoregressiveTaskConfig(TaskConfig):
         "exact": "higher",
     }  # fmt: skip
     note: ClassVar[str] = (
-        "`loss` and `accuracy` are of words, given the right fertilities (with method mask_predict: the right length, and "
-        "all words masked); `fertility` is how many fertilities are right. BLEU and chrF are computed by sacreBLEU on at "
-        "most 200 sentences, to monitor training; `heedful evaluate` gives the figures to report."
+        "`loss` and `accuracy` are of words, given the right fertilities (with method mask_predict: the right length, "
+        "and all words masked); `fertility` is how many fertilities are right. BLEU and chrF are computed by sacreBLEU "
+        "on at most 200 sentences, to monitor training; `heedful evaluate` gives the figures to report."
     )
     teacher: str = ""
     teacher_encoder: bool = False
@@ -92,15 +92,20 @@ class ParallelBatch:
     @property
     def counts(self) -> dict[str, int]:
         words = int(self.hidden.sum())
-        return {"tokens": words, "fertility": int(self.source_valid.sum()), **({"teacher": words} if self.taught else {})}
+        return {
+            "tokens": words,
+            "fertility": int(self.source_valid.sum()),
+            **({"teacher": words} if self.taught else {}),
+        }
 
     @property
     def tokens_read(self) -> int:
         return int(self.target_valid.sum())
 
     def to(self, device: torch.device) -> "ParallelBatch":
-        moved = {name: one.to(device) for name, one in vars(self).items() if isinstance(one, Tensor)}
-        return replace(self, **moved)
+        return ParallelBatch(
+            **{name: one.to(device) if isinstance(one, Tensor) else one for name, one in vars(self).items()}
+        )
 
 
 class NonAutoregressiveTranslation:
@@ -116,7 +121,9 @@ class NonAutoregressiveTranslation:
         self.teacher = Teacher(Path(config.teacher), prepared.tokenizers) if config.teacher else None
         self.notes = [*self.pairs.notes]
         if self.teacher is None:
-            self.notes.append("no task.teacher: fertilities spread each target evenly over its source, which is no alignment")
+            self.notes.append(
+                "no task.teacher: fertilities spread each target evenly over its source, which is no alignment"
+            )
         self.train = prepared.store("train")
         self.valid = prepared.store("valid") if prepared.has("valid") else self.train
         self.fertilities = {
@@ -136,7 +143,9 @@ class NonAutoregressiveTranslation:
         if self.teacher is None or not self.config.teacher_encoder:
             return
         theirs = self.teacher.model.state_dict()
-        taken = [name for name in model.state_dict() if name.startswith(("embedding.", "target_embedding.", "encoder."))]
+        taken = [
+            name for name in model.state_dict() if name.startswith(("embedding.", "target_embedding.", "encoder."))
+        ]
         for name, tensor in model.state_dict().items():
             if name not in taken:
                 continue
@@ -183,7 +192,9 @@ class NonAutoregressiveTranslation:
         texts = self.pairs._references()
         translator = Translator([model], self.prepared.tokenizers, limit=1 << 30)
         sources = [source for source, _ in texts][world.rank :: world.size]
-        written = world.gather([one.text for one in translator.translate(sources, GenerationConfig(), batch_tokens=budget)])
+        written = world.gather(
+            [one.text for one in translator.translate(sources, GenerationConfig(), batch_tokens=budget)]
+        )
         numbers |= quick_score(written, [target for _, target in texts], tokenizer=self.pairs.tokenizer)
         shown = [
             {"source": source, "reference": target, "hypothesis": text}

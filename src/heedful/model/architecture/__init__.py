@@ -143,8 +143,8 @@ class Encoded:
 
 
 class ParallelSequenceToSequence(Model):
-    """p(target | source), all tokens at once, given how many each source token stands for (its fertility). `method`: what
-    `decode` reads, see `architecture/non_autoregressive.py`; `source_limit`: the number of source positions."""
+    """p(target | source), all tokens at once, given how many each source token stands for (its fertility). `method`:
+    what `decode` reads, see `architecture/non_autoregressive.py`; `source_limit`: the number of source positions."""
 
     vocab: int
     method: Literal["fertility", "mask_predict"]

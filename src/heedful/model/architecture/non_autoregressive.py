@@ -1,11 +1,10 @@
 """The non-autoregressive translator: all words of the target at once.      Gu et al. 2018; Ghazvininejad et al. 2019"""
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, SerializeAsAny, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from heedful.config import Size
 from heedful.model.architecture import (
@@ -152,7 +151,9 @@ class NonAutoregressive(ParallelSequenceToSequence):
         if not (encoder and decoder and table and head and fertility):
             return first_reason(encoder, decoder, table, head, fertility)
         target = table if self.target_embedding is None else child_plan(self, "target_embedding", TablePlan)
-        return ParallelPlan(encoder, table, decoder, target, head, fertility, self.mask) if target else target
+        if isinstance(target, Reason):
+            return target
+        return ParallelPlan(encoder, table, decoder, target, head, fertility, self.mask)
 
 
 def copies(inputs: Tensor, fertilities: Tensor) -> tuple[Tensor, Tensor]:

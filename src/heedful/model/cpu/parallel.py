@@ -1,4 +1,4 @@
-"""Models that write all words at once, on a CPU, when they are not being trained: the same functions by our own kernels.
+"""Models that write all words at once, on a CPU, when they are not being trained: the same functions by our kernels.
 
 One pass through a small decoder is so short that walking through its modules would take most of the time. `attend` of
 native/ does the attention; what positional attention compares depends on the length alone and is computed once.
@@ -19,7 +19,7 @@ from heedful.model.stack.transformer import waves_of
 def lower_parallel(model: ParallelSequenceToSequence) -> "FastParallel | Reason":
     """For a model that is not being trained; its weights are copied, and copied again when they have changed."""
     plan = parallel_plan(model)
-    return FastParallel(model, plan) if plan else plan
+    return plan if isinstance(plan, Reason) else FastParallel(model, plan)
 
 
 def parallel_plan(model: ParallelSequenceToSequence) -> ParallelPlan | Reason:

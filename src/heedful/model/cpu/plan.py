@@ -254,7 +254,7 @@ class EncoderDecoderPlan(Plan):
 
 @dataclass(frozen=True, eq=False)
 class ParallelPlan(Plan):
-    """An encoder with fertilities, and a decoder that writes all words at once. `mask`: what stands for a masked word."""
+    """An encoder with fertilities, and a decoder that writes all words at once. `mask`: the vector of a masked word."""
 
     encoder: StackPlan
     source_table: TablePlan

@@ -9,8 +9,8 @@ from heedful.model.architecture import Model, ParallelSequenceToSequence
 from heedful.model.attention.softmax import Softmax
 from heedful.model.cpu import door
 from heedful.model.cpu.door import plan_of
-from heedful.model.cpu.plan import EncoderDecoderPlan, LinearPlan, ParallelPlan, ReaderPlan, Reason
 from heedful.model.cpu.parallel import parallel_plan
+from heedful.model.cpu.plan import EncoderDecoderPlan, LinearPlan, ParallelPlan, ReaderPlan, Reason
 from heedful.model.feedforward import FeedForward
 from heedful.model.heads import Vocabulary
 from heedful.model.layer import Layer

@@ -27,7 +27,14 @@ from heedful.model.feedforward import GATED, FeedForwardConfig
 from heedful.model.layer import Layer
 from heedful.model.linear import Linear, linear_parameters
 from heedful.model.mask import Mask, positions_in_segments
-from heedful.model.multihead import CrossAttention, KeyValue, MultiHeadConfig, Places, PositionalAttention, SelfAttention
+from heedful.model.multihead import (
+    CrossAttention,
+    KeyValue,
+    MultiHeadConfig,
+    Places,
+    PositionalAttention,
+    SelfAttention,
+)
 from heedful.model.norm import NormConfig
 from heedful.model.position import PositionConfig
 from heedful.model.position.sinusoidal import Sinusoidal, SinusoidalConfig
