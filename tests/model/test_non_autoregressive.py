@@ -98,23 +98,21 @@ def test_positional_attention_is_torchs_with_positions_for_queries_and_keys():
 
 @pytest.mark.parametrize("mix", ABLE)
 def test_no_position_sees_itself_but_all_others(mix):
+    """Its own value reaches it only by the residual and by positional attention."""
     torch.manual_seed(0)
     attention = {"heads": 4, "head_width": 6, "mix": mix}
-    built = create(config(decoder={"layers": 1, "attention": attention, "dropout": 0.0})).eval()
-    layer, length = built.decoder.each_layer()[0].attention, 6
-    x = torch.randn(1, length, 28, requires_grad=True)
-    given = []
-    built.decoder.each_layer()[0].attention.register_forward_pre_hook(
-        lambda module, words, options: given.append(options["sight"]), with_kwargs=True
-    )
-    encoded = built.encode(tokens(1, SOURCE))
-    built.decode(x, encoded)
-    states = layer(x, sight=given[0])
-    for query in range(length):
-        (slope,) = torch.autograd.grad(states[0, query].square().sum(), x, retain_graph=True)
-        size = slope[0].abs().amax(-1)
-        assert size[query] < 1e-6 * size.max()
-        assert (size[[place for place in range(length) if place != query]] > 0).all()
+    model = create(config(decoder={"layers": 1, "attention": attention, "dropout": 0.0})).eval()
+    own, length, seen = model.decoder.each_layer()[0].attention, 6, []
+    own.mix.register_forward_pre_hook(lambda mix, given, words: seen.append((given, words)), with_kwargs=True)
+    model.decode(torch.randn(1, length, 28), model.encode(tokens(1, SOURCE)))
+    ((query, key, value), words), *_ = seen
+    value = value.detach().requires_grad_()
+    states = own.mix(query, key, value, **words)
+    for place in range(length):
+        (slope,) = torch.autograd.grad(states[0, :, place].square().sum(), value, retain_graph=True)
+        size = slope[0].abs().amax((0, 2))
+        assert size[place] == 0
+        assert (size[[other for other in range(length) if other != place]] > 0).all()
 
 
 def test_the_picture_of_who_sees_whom_is_all_but_the_diagonal():

@@ -77,14 +77,15 @@ def seen(name: str, length: int, *, causal: bool) -> Tensor:
 
 
 def seen_at_once(length: int) -> Tensor:
-    """query key: the same for the self-attention of a decoder that writes all words at once. Its layer as a whole sees
-    every place, by the residual and by positional attention."""
+    """query key: whose values reach an output of the self-attention of a decoder that writes all words at once. The
+    layer as a whole depends on every place: by its queries, the residual and positional attention."""
     config = TransformerConfig(layers=1, attention=MultiHeadConfig(heads=HEADS), dropout=0.0)
     model = cast(NonAutoregressive, create(NonAutoregressiveConfig(vocab=2, width=WIDTH, decoder=config))).eval()
-    x = torch.randn(1, length, WIDTH, requires_grad=True)
-    places = torch.arange(length)[None]
-    (layer,) = model.decoder.each_layer()
-    return _dependence(layer.attention(x, sight=Sight(Mask(others_only=True), places, places)), x)
+    query, key, value = torch.randn(3, 1, 1, length, WIDTH).unbind(0)
+    value.requires_grad_()
+    mask = Mask(others_only=model.decoder.parallel)
+    mixed = model.decoder.each_layer()[0].attention.mix(query, key, value, sight=Sight(mask))
+    return _dependence(mixed[0], value)
 
 
 def _dependence(states: Tensor, x: Tensor) -> Tensor:
@@ -92,6 +93,6 @@ def _dependence(states: Tensor, x: Tensor) -> Tensor:
     rows = []
     for query in range(states.shape[1]):
         (gradient,) = torch.autograd.grad(states[0, query].square().sum(), x, retain_graph=True)
-        size = gradient[0].abs().amax(-1)
+        size = gradient.flatten(0, -3)[0].abs().amax(-1)
         rows.append(size > ROUNDING * size.max())
     return torch.stack(rows)

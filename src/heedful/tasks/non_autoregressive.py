@@ -103,9 +103,8 @@ class ParallelBatch:
         return int(self.target_valid.sum())
 
     def to(self, device: torch.device) -> "ParallelBatch":
-        return ParallelBatch(
-            **{name: one.to(device) if isinstance(one, Tensor) else one for name, one in vars(self).items()}
-        )
+        moved: dict[str, Any] = {name: one.to(device) for name, one in vars(self).items() if isinstance(one, Tensor)}
+        return replace(self, **moved)
 
 
 class NonAutoregressiveTranslation:
