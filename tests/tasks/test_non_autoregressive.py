@@ -1,7 +1,6 @@
-"""Non-autoregressive translation: fertilities that always fit, resumed and split trainings, what it learns, and errors."""
+"""Non-autoregressive translation: fertilities that fit, resumed and split trainings, what it learns, and errors."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from heedful.inspection.details import word_fertilities
 from heedful.tasks import Settings
 from heedful.tasks._fertilities import Teacher, count_evenly, limited, needed
 from heedful.tasks.non_autoregressive import divergence
+from heedful.text.tokenizer import TokenizerConfig, train_tokenizer
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
 from tests.corpora import pairs
@@ -85,8 +85,9 @@ def test_the_teachers_probabilities_are_a_divergence():
     found = divergence(taught, logits)
     torch.testing.assert_close(found, wanted)
     equal = taught.clone().requires_grad_()
-    divergence(taught, equal).backward()
-    assert float(divergence(taught, equal)) == pytest.approx(0, abs=1e-5) and equal.grad.abs().max() < 1e-6
+    found = divergence(taught, equal)
+    found.backward()
+    assert found.item() == pytest.approx(0, abs=1e-5) and equal.grad.abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("changes", [
@@ -177,17 +178,15 @@ def test_it_learns_to_insert_and_leave_out(tmp_path):
 
 
 @pytest.mark.parametrize(("changes", "text"), [
-    (["tokenizer.dropout=0.1", "tokenizer.kind=bpe"], "tokenizer.dropout changes the tokens that fertilities count; set"),
+    (["tokenizer.dropout=0.1", "tokenizer.kind=bpe"], "tokenizer.dropout changes the tokens that fertilities count"),
     (["task.teacher=''", "task.teacher_encoder=true"], "task.teacher_encoder needs a teacher; set task.teacher to the"),
     (["task.teacher=''", "task.word_distillation=0.5"], "task.word_distillation needs a teacher"),
-    (["model.width=16", "task.teacher_encoder=true"], r"task.teacher_encoder: embedding.weight of .* is \[\d+, 32\], but"),
+    (["model.width=16", "task.teacher_encoder=true"], r"task.teacher_encoder: embedding.weight of .* is \[\d+, 32\]"),
     (["model.kind=encoder_decoder"], "task non_autoregressive trains parallel-sequence-to-sequence models"),
     (["tokenizer.file={place}/other.json"], "the weights of task.teacher require its own tokenizer; remove"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(place, tmp_path, changes, text):
-    shutil.copy(place / "teacher" / "tokenizer.json", place / "other.json")
-    data = json.loads((place / "other.json").read_text())
-    (place / "other.json").write_text(json.dumps({**data, "truncation": None, "normalizer": None}))
+    train_tokenizer(["a b c"], TokenizerConfig(kind="word"), vocab=30).save(place / "other.json")
     with pytest.raises(ValueError, match=text):
         run(place, tmp_path / "out", *[change.replace("{place}", str(place)) for change in changes])
 
