@@ -27,10 +27,14 @@ class Attention:
 
     source: list[str]
     target: list[str]
-    read: list[str]
     encoder: Tensor
     decoder: Tensor
     cross: Tensor
+    inputs: list[str] | None = None  # what the decoder reads, if that is not the shifted target
+
+    @property
+    def read(self) -> list[str]:
+        return [START, *self.target[:-1]] if self.inputs is None else self.inputs
 
     def kinds(self) -> list[str]:
         """The kinds of attention that have weights to show."""
@@ -77,21 +81,21 @@ def look(
     tokens = translator.source.encode([source.strip()])[0]
     reading, _ = pad([tokens], last=translator.source.eos)
     names = [*_shown(translator.source, tokens), END]
+    inputs: list[str] | None = None
     with recorded(model, SelfAttention) as selves, recorded(model, MemoryAttention) as crosses:
         if isinstance(model, ParallelSequenceToSequence):
-            read = _pass(model, reading.to(translator.device), names, fertilities, len(target))
+            inputs = _pass(model, reading.to(translator.device), names, fertilities, len(target))
         else:
             writing, _ = pad([target], first=translator.target.start)
             model(reading.to(translator.device), writing.to(translator.device))
-            read = [START, *_shown(translator.target, target)]
     own = {side: [one for one in selves if one.name.startswith(side)] for side in ("encoder", "decoder")}
     return Attention(
         source=names,
         target=[*_shown(translator.target, target), *([END] if translator.stepwise else [])],
-        read=read,
         encoder=stacked(own["encoder"]),
         decoder=stacked(own["decoder"]),
         cross=stacked(crosses),
+        inputs=inputs,
     )
 
 
