@@ -91,7 +91,7 @@ def test_the_teachers_probabilities_are_a_divergence():
 
 
 @pytest.mark.parametrize("changes", [
-    ["model.method=fertility", "task.word_distillation=0.3", "task.teacher_encoder=true"], ["model.method=mask_predict"],
+    ["task.word_distillation=0.3", "task.teacher_encoder=true"], ["model.method=mask_predict"],
 ])  # fmt: skip
 def test_resumed_training_equals_uninterrupted_training(place, tmp_path, monkeypatch, changes):
     run(place, tmp_path / "whole", *changes)
