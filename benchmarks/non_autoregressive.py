@@ -3,10 +3,10 @@
     python benchmarks/non_autoregressive.py --out runs/parallel                 Tatoeba: about 25 minutes on two cores
     python benchmarks/non_autoregressive.py --out runs/parallel --data mini --budget 2m
 
-Trains a teacher (`tiny`) for the budget, lets it write the training targets again (beam 4), and trains models of the same
-size for the same time each: with fertilities on the pairs as they are, on the distilled ones, and on these from the
-teacher's encoder; and with masks. The time is the median of single sentences, and the mean in batches of 32, in one
-stream. Rerun the same command to resume.
+Trains a teacher (`tiny`) for the budget, lets it write the training targets again (beam 4), and trains models of the
+same size for the same time each: with fertilities on the pairs as they are, on the distilled ones, and on these from
+the teacher's encoder; and with masks. The time is the median of single sentences, and the mean in batches of 32, in
+one stream. Rerun the same command to resume.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     train, valid, test = corpus(options.out, options.data)
     held = ["--valid", str(valid), "--test", str(test)]
-    teacher = trained(options, "teacher", train, held, ["tiny"], ["--keep-model"])
+    teacher = trained(options, "teacher", train, held, ["tiny"])
     distilled = distil(teacher, train, options.out / "distilled.tsv")
     own = ["non-autoregressive", f"task.teacher={teacher}"]
     models: list[tuple[str, Path, dict[str, dict[str, Any]]]] = [
