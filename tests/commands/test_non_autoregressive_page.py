@@ -11,6 +11,7 @@ import pytest
 
 from tests.corpora import pairs
 from tests.serving.running import running
+from tests.serving.test_page import CHROMIUM, FLAGS
 
 PAGE = Path(__file__).parents[2] / "docs" / "non-autoregressive.md"
 SHORT = (
@@ -82,3 +83,31 @@ def test_they_are_served_and_what_they_cannot_do_is_refused(place):
         assert refused.status_code == 400 and "no required or banned phrases" in refused.json()["error"]
         refused = httpx.post(f"{url}/api/translate", json={"text": "a", "num_beams": 6})
         assert refused.status_code == 400 and "has no beam" in refused.json()["error"]
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no chromium here; .ci/run installs one")
+def test_the_page_shows_a_number_under_each_word_and_no_beams(place):
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here")
+    with (
+        playwright.sync_playwright() as driver,
+        running([place / "runs" / "parallel", place / "runs" / "teacher"]) as (
+            url,
+            _,
+        ),
+    ):
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page, problems = browser.new_page(locale="en-US"), []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(url)
+        page.fill("#source", "a b c d e f g")  # longer than the example that is shown first
+        page.wait_for_function("document.querySelectorAll('#source-words small').length === 8")  # with that of </s>
+        page.wait_for_selector("#inside[aria-busy=false]")
+        counts = page.locator("#source-words small").all_inner_texts()
+        asked = httpx.post(f"{url}/api/translate", json={"text": "a b c d e f g"})
+        assert list(map(int, counts)) == asked.json()["translations"][0]["fertilities"]
+        assert page.locator("#beam-field").is_hidden() and page.locator("#tab-steps").count() == 0
+        page.select_option("#model", "teacher")
+        page.wait_for_selector("#tab-steps")
+        assert page.locator("#beam-field").is_visible()
+        browser.close()
+        assert not problems
