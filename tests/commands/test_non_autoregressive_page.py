@@ -100,7 +100,7 @@ def test_the_page_shows_a_number_under_each_word_and_no_beams(place):
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.goto(url)
         page.fill("#source", "a b c d e f g")  # longer than the example that is shown first
-        page.wait_for_function("document.querySelectorAll('#source-words small').length === 8")  # with that of </s>
+        page.wait_for_function("() => document.querySelectorAll('#source-words small').length === 8")  # with </s>
         page.wait_for_selector("#inside[aria-busy=false]")
         counts = page.locator("#source-words small").all_inner_texts()
         asked = httpx.post(f"{url}/api/translate", json={"text": "a b c d e f g"})

@@ -161,7 +161,7 @@ def test_it_learns_to_insert_and_leave_out(tmp_path):
         patch.setattr(non_autoregressive, "Teacher", Rule)
         patch.setattr("heedful.training.run.digest_of", lambda folder: "rule")
         patch.setattr("heedful.training.run.tokenizers_of", lambda folder, texts: None)
-        recipe = read_recipe("non-autoregressive", [*words, "task.teacher=rule"])
+        recipe = read_recipe("non-autoregressive", [*words, f"task.teacher={tmp_path}"])
         result = train(recipe, Inputs((corpus,)), tmp_path / "run", cache=tmp_path / "cache")
     assert result.numbers["exact"] >= 90 and result.numbers["fertility"] > 95, result.numbers
     translator = heedful.load(tmp_path / "run")
@@ -182,6 +182,7 @@ def test_it_learns_to_insert_and_leave_out(tmp_path):
     (["task.teacher=''", "task.teacher_encoder=true"], "task.teacher_encoder needs a teacher; set task.teacher to the"),
     (["task.teacher=''", "task.word_distillation=0.5"], "task.word_distillation needs a teacher"),
     (["model.width=16", "task.teacher_encoder=true"], r"task.teacher_encoder: embedding.weight of .* is \[\d+, 32\]"),
+    (["task.teacher=nowhere"], "task.teacher: there is no folder nowhere"),
     (["model.kind=encoder_decoder"], "task non_autoregressive trains parallel-sequence-to-sequence models"),
     (["tokenizer.file={place}/other.json"], "the weights of task.teacher require its own tokenizer; remove"),
 ])  # fmt: skip

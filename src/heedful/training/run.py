@@ -80,7 +80,12 @@ def _run(
 ) -> Result:
     known = _earlier(out)
     asked = {"recipe": recipe.model_dump(mode="json"), "budget": str(budget), "data": inputs.digests(cache)}
-    for name, origin in (("start", recipe.start_from), ("teacher", recipe.task.tokenizers_from)):
+    for name, key, origin in (
+        ("start", "start_from", recipe.start_from),
+        ("teacher", "task.teacher", recipe.task.tokenizers_from),
+    ):
+        if origin and not Path(origin).exists():
+            raise ValueError(f"{key}: there is no folder {origin}")
         if origin:
             asked[name] = digest_of(Path(origin))
     if world.size > 1 and not (recipe.task.adds_up or recipe.task.gathers):
