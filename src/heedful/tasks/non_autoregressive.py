@@ -142,11 +142,8 @@ class NonAutoregressiveTranslation:
         if self.teacher is None or not self.config.teacher_encoder:
             return
         theirs = self.teacher.model.state_dict()
-        taken = [
-            name for name in model.state_dict() if name.startswith(("embedding.", "target_embedding.", "encoder."))
-        ]
         for name, tensor in model.state_dict().items():
-            if name not in taken:
+            if not name.startswith(("embedding.", "target_embedding.", "encoder.")):
                 continue
             if name not in theirs or theirs[name].shape != tensor.shape:
                 has = f"is {list(theirs[name].shape)}" if name in theirs else "is missing"
