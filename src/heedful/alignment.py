@@ -19,7 +19,7 @@ from heedful.bounded import read_object, whole_number
 from heedful.data.languages import Framing, plain
 from heedful.data.padding import Row, pad
 from heedful.files import write_text
-from heedful.model.architecture import SequenceToSequence
+from heedful.model.architecture import Model, SequenceToSequence
 from heedful.model.multihead import MemoryAttention
 from heedful.model.record import Recorded, recorded
 from heedful.text.tokenizer import Tokenizer
@@ -72,6 +72,16 @@ class Aligner:
         seen = _attentions(model, [framing.source(source)], [[framing.start, *target]])[self.layer]
         return seen.shown_weights()[0, self.head, :, len(framing.before) :]
 
+    def places(
+        self, model: SequenceToSequence, tokenizers: Tokenizers, sources: list[list[int]], targets: list[list[int]]
+    ) -> list[list[int]]:
+        """For each pair, the place of the source token that each target token attends to most; the last one is </s>."""
+        framing = plain(tokenizers)
+        read, written = [framing.source(row) for row in sources], [framing.read(row) for row in targets]
+        weights = _attentions(model, read, written)[self.layer].shown_weights()[:, self.head]
+        chosen = weights.argmax(-1).tolist()
+        return [row[: len(target)] for row, target in zip(chosen, targets, strict=True)]
+
     def save(self, folder: Path) -> None:
         write_text(folder / "alignment.json", json.dumps(asdict(self), indent=2))
 
@@ -87,7 +97,7 @@ class Aligner:
             raise ValueError(f"{path}: score must be a number, not {score!r:.100}")
         return cls(layer, head, score)
 
-    def refuse_misfit(self, model: SequenceToSequence, folder: Path) -> None:
+    def refuse_misfit(self, model: Model, folder: Path) -> None:
         """ValueError if the model does not have this head."""
         looks = [module.heads for module in model.modules() if isinstance(module, MemoryAttention)]
         depth = getattr(getattr(model.config, "decoder", None), "layers", 0)  # layers may share one

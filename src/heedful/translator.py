@@ -28,12 +28,13 @@ from heedful.decoding.beam import History, Hypothesis
 from heedful.decoding.before import Before
 from heedful.decoding.from_source import FromSource
 from heedful.decoding.generation import GenerationConfig, with_options
+from heedful.decoding.non_autoregressive import AtOnce
 from heedful.decoding.runner import Request, Runner
 from heedful.decoding.shortlist import Shortlist
 from heedful.decoding.stops import until
 from heedful.decoding.streams import cores
 from heedful.evaluation.metrics import consensus
-from heedful.model.architecture import SequenceToSequence
+from heedful.model.architecture import ParallelSequenceToSequence, SequenceToSequence
 from heedful.model.int8 import quantize_int8
 from heedful.text.parts import join, words_of_parts
 from heedful.text.parts import split as split_long
@@ -46,13 +47,15 @@ CHUNK = 1024  # sentences sorted by length together; also how far a stream reads
 
 @dataclass(frozen=True)
 class Alternative:
-    """One possible translation. `score` is what it is ranked by."""
+    """One possible translation. `score` is what it is ranked by. `fertilities`: of a non-autoregressive model, how many
+    target tokens it wrote for each source token, </s> included."""
 
     text: str
     score: float
     tokens: list[int]
     token_log_probs: list[float]
     ended: bool = True  # by itself; False if the length limit cut it off
+    fertilities: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,16 +72,16 @@ class Translation(Alternative):
 
 
 class Translator:
-    """One model, or several with the same vocabulary whose probabilities are averaged. `aligner`: the alignment head;
-    `shortlist`: the target tokens to consider for each source token; `streams`: batches translated in parallel;
-    `split`: whether texts are translated sentence by sentence; `language`: the source language, for splitting. `cuts`:
-    of a text that is too long for the model only the beginning is read; otherwise it is translated in parts.
-    `context`: how many sentences before it the model sees when it translates one; `languages`: those that a model of
-    several languages knows."""
+    """One model, or several with the same vocabulary whose probabilities are averaged; or one that writes all words at
+    once, whose `teacher` chooses among noisy results. `aligner`: the alignment head; `shortlist`: the target tokens to
+    consider for each source token; `streams`: batches translated in parallel; `split`: whether texts are translated
+    sentence by sentence; `language`: the source language, for splitting. `cuts`: of a text that is too long for the
+    model only the beginning is read; otherwise it is translated in parts. `context`: how many sentences before it the
+    model sees when it translates one; `languages`: those that a model of several languages knows."""
 
     def __init__(
         self,
-        models: Sequence[SequenceToSequence],
+        models: Sequence[SequenceToSequence | ParallelSequenceToSequence],
         tokenizers: Sequence[Tokenizer],
         *,
         limit: int = 256,
@@ -90,17 +93,24 @@ class Translator:
         cuts: bool = False,
         context: int = 0,
         languages: Languages | None = None,
+        teacher: Callable[[], SequenceToSequence] | None = None,
     ) -> None:
         self.models = [model.eval() for model in models]
         self.languages = languages or Languages(tokenizers)
-        self.starter = FromSource(self.models, tokenizers, shortlist=shortlist, languages=self.languages)
-        self.runner = Runner(self.starter, streams=streams)
+        self.writers = [model for model in self.models if isinstance(model, SequenceToSequence)]
         self.source, self.target = tokenizers[0], tokenizers[-1]
         self.limit = min([limit, *(model.source_limit or limit for model in models)])
         self.device = models[0].device
         self.aligner = aligner
         self.split, self.language, self.cuts, self.context = split, language, cuts, context
-        self.before = Before(self.starter, context=context, limit=self.limit)
+        self.starter: FromSource | AtOnce
+        self.before: Before | None = None
+        if isinstance(self.models[0], ParallelSequenceToSequence):
+            self.starter = AtOnce(self.models[0], tokenizers, teacher=teacher)
+        else:
+            self.starter = FromSource(self.writers, tokenizers, shortlist=shortlist, languages=self.languages)
+            self.before = Before(self.starter, context=context, limit=self.limit) if context else None
+        self.runner = Runner(self.starter, streams=streams)
 
     @overload
     def translate(
@@ -208,6 +218,8 @@ class Translator:
         """A batch has at most `batch_tokens` source tokens, times beams, and `batch_size` texts. `replace_unknowns`:
         replace each unknown word by the source word it attends to. `dropped`: whether a text has been cancelled, asked
         while it is being translated; its translation is then incomplete."""
+        if history and not self.stepwise:
+            raise ValueError("a model that writes all words at once has no search history; leave history out")
         if (alignment or replace_unknowns) and self.aligner is None:
             raise ValueError("this model has no alignment.json: no alignment head has been chosen")
         config = config or GenerationConfig()
@@ -225,7 +237,9 @@ class Translator:
                 dropped=None if dropped is None else lambda part: dropped(owners[part]),
             )
 
-        written = self.before.run(run, rows, requests, owners, config) if self.context else run(rows, requests)
+        written = (
+            self.before.run(run, rows, requests, owners, config) if self.before is not None else run(rows, requests)
+        )
         found, first = [], 0
         for reading in readings:
             numbers = range(first, first + len(reading.parts))
@@ -242,6 +256,11 @@ class Translator:
                 one = replace(one, history=histories[numbers[0]])
             found.append(one)
         return found
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether it writes word by word: only then is there a search, and a probability of a given text."""
+        return isinstance(self.starter, FromSource)
 
     def repeatable(self, reading: "Reading") -> bool:
         """Whether it may be translated again after a failure."""
@@ -272,7 +291,7 @@ class Translator:
         if self.aligner is None:
             raise ValueError("this model has no alignment.json: no alignment head has been chosen")
         framings = [self.languages.framing(source, target)] * len(pairs)
-        return self.aligner.align(self.models[0], [self.source, self.target], pairs, framings)
+        return self.aligner.align(self.writers[0], [self.source, self.target], pairs, framings)
 
     def _align_parts(self, request: Request, written: str, texts: list[str], each: list[list[Alternative]]) -> Links:
         """Part by part, as they were translated, with the words numbered as in the whole texts."""
@@ -327,14 +346,19 @@ class Translator:
         """The log-probability of each token of each target, its end included, given its source; a language token that
         every target begins with is not counted. `source` and `target`: the languages; `places`: of the pairs in their
         documents, for models that read context."""
+        if not self.stepwise:
+            raise ValueError(
+                "a model that writes all words at once gives no probability of a given text, which would be a sum over "
+                "all fertilities; score it with the teacher"
+            )
         framing = self.languages.framing(source, target)
         sources, targets = self.source.encode([s for s, _ in pairs]), self.target.encode([t for _, t in pairs])
         skipped = [0] * len(pairs)
-        if self.context and places is not None:
+        if self.before is not None and places is not None:
             for number, place in enumerate(places):
                 before = pairs[number - min(place, self.context) : number]
                 request, sources[number] = self.before.read(Request(pairs[number][0]), sources[number], before)
-                (context,) = self.starter.written_before([request])
+                (context,) = self.before.starter.written_before([request])
                 skipped[number], targets[number] = len(context), [*context, *targets[number]]
         lengths = np.array([[len(s) + 1, len(t) + 1] for s, t in zip(sources, targets, strict=True)]).reshape(-1, 2)
         found: list[list[float]] = [[] for _ in pairs]
@@ -351,7 +375,7 @@ class Translator:
 
     def _log_probs(self, source: Tensor, valid: Tensor, target: Tensor) -> Tensor:
         """batch target vocab; for an ensemble, the mean of the probabilities."""
-        each = [model(source, target, source_valid=valid).float().log_softmax(-1) for model in self.models]
+        each = [model(source, target, source_valid=valid).float().log_softmax(-1) for model in self.writers]
         return each[0] if len(each) == 1 else torch.stack(each).logsumexp(0) - math.log(len(each))
 
     def parts(self, text: str, *, split: bool | None = None) -> list[str]:
@@ -400,6 +424,7 @@ class Translator:
                 hypothesis.tokens,
                 hypothesis.token_log_probs,
                 hypothesis.ended,
+                hypothesis.fertilities,
             )
             for plain, hypothesis in zip(texts, hypotheses, strict=True)
         ]
@@ -410,7 +435,7 @@ class Translator:
         text, framing = request.text, self.languages.framing(request.source, request.target)
         pieces = self.source.pieces(text)
         read = [token for token, _, _ in pieces]
-        weights = self.aligner.weights(self.models[0], [self.source, self.target], read, tokens, framing)
+        weights = self.aligner.weights(self.writers[0], [self.source, self.target], read, tokens, framing)
         weights = weights[:, : len(pieces)]
         written, start = "", 0
         unknown = self.target.unk
@@ -475,17 +500,25 @@ def _joined(parts: list[tuple[Alternative, str]]) -> Alternative:
 
 
 def load(
-    folder: str | Path, *others: str | Path, quantize: str = "", shortlist: bool = False, streams: int | None = None
+    folder: str | Path,
+    *others: str | Path,
+    quantize: str = "",
+    shortlist: bool = False,
+    streams: int | None = None,
+    teacher: str | Path = "",
 ) -> Translator:
     """The translator of a model folder; several give an ensemble. `quantize`: int8, for a quarter of the weight
-    memory; `shortlist`: consider only likely target tokens; `streams`: batches in parallel, by default one per core."""
+    memory; `shortlist`: consider only likely target tokens; `streams`: batches in parallel, by default one per core;
+    `teacher`: the model that chooses among noisy results of one that writes all words at once, by default the one that
+    taught it, if its folder is still there."""
     if quantize not in ("", "int8"):
         raise ValueError(f"unknown quantize {quantize!r}; known: int8")
     folders = [Path(name) for name in (folder, *others)]
-    models, tokenizers = [], []
+    models: list[SequenceToSequence | ParallelSequenceToSequence] = []
+    tokenizers = []
     for place in folders:
         model = load_model(place)
-        if not isinstance(model, SequenceToSequence):
+        if not isinstance(model, SequenceToSequence | ParallelSequenceToSequence):
             raise ValueError(
                 f"{place}: a model of kind {model.config.kind} does not translate; use heedful predict or generate"
             )
@@ -495,7 +528,15 @@ def load(
         tokenizers.append(open_tokenizers(place, model, columns=2))
     if len({tuple(tokenizer.digest() for tokenizer in both) for both in tokenizers}) > 1:
         raise ValueError("models of an ensemble must share their tokenizer; these do not")
-    data = read_config(folders[0]).get("data", {})
+    at_once = [one for one in models if isinstance(one, ParallelSequenceToSequence)]
+    if at_once and (len(models) > 1 or shortlist):
+        what = "a shortlist" if shortlist else "an ensemble"
+        raise ValueError(f"a model that writes all words at once cannot be part of {what}; leave it out")
+    if teacher and not at_once:
+        raise ValueError(f"{folders[0]} writes word by word and needs no teacher; leave it out")
+    config = read_config(folders[0])
+    taught_by = str(teacher or config.get("task", {}).get("teacher", ""))
+    data = config.get("data", {})
     recipe = parse(DataConfig, {key: value for key, value in data.items() if key in DataConfig.model_fields})
     cuts = cuts_long(folders[0])
     aligner = Aligner.load(folders[0]) if (folders[0] / "alignment.json").exists() else None
@@ -518,7 +559,18 @@ def load(
         cuts=cuts,
         context=recipe.context,
         languages=Languages(tokenizers[0], recipe.layout, recipe.directions if recipe.layout else [named]),
+        teacher=(lambda: _teacher(Path(taught_by), tokenizers[0])) if taught_by else None,
     )
+
+
+def _teacher(folder: Path, tokenizers: Sequence[Tokenizer]) -> SequenceToSequence:
+    model = load_model(folder)
+    if not isinstance(model, SequenceToSequence):
+        raise ValueError(f"teacher: {folder} holds a {model.config.kind} model; give one that writes word by word")
+    theirs = open_tokenizers(folder, model, columns=2)
+    if [tokenizer.digest() for tokenizer in theirs] != [tokenizer.digest() for tokenizer in tokenizers]:
+        raise ValueError(f"teacher: {folder} has another tokenizer than the model, and would read its words as others")
+    return model
 
 
 def reads_sentences(folder: Path) -> bool:

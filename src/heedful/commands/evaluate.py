@@ -32,6 +32,10 @@ def evaluate(
     streams: Annotated[int, typer.Option(min=0, help="Batches translated in parallel; 0 = one per core.")] = 0,
     quantize: Annotated[str, typer.Option(help="int8: a quarter of the memory for weights; CPU only.")] = "",
     shortlist: Annotated[bool, typer.Option("--shortlist", help="Consider only likely target tokens.")] = False,
+    fertilities: Annotated[str, typer.Option(help="Non-autoregressive models: argmax or average.")] = "argmax",
+    noisy: Annotated[int, typer.Option(min=0, help="Non-autoregressive models: sampled fertilities to try.")] = 0,
+    iterations: Annotated[int, typer.Option(min=1, help="Mask-predict: passes.")] = 10,
+    length_beam: Annotated[int, typer.Option(min=1, help="Mask-predict: lengths to try.")] = 5,
     tokenize: Annotated[
         str,
         typer.Option(help="BLEU tokenizer: 13a, zh, ja-mecab, ko-mecab, char ... Default: by language or script."),
@@ -79,7 +83,9 @@ def evaluate(
     from heedful.translator import load
 
     recipe = read_config(folders[0])
-    config = GenerationConfig(num_beams=num_beams, length_penalty=length_penalty)
+    settings = {"num_beams": num_beams, "length_penalty": length_penalty, "fertilities": fertilities, "noisy": noisy,
+                "iterations": iterations, "length_beam": length_beam}  # fmt: skip
+    config = parse(GenerationConfig, settings)
     task = parse(TaskConfig, recipe.get("task") or "translation")
     figures = task.figures(first, test, config)
     if figures is not None:
@@ -240,15 +246,20 @@ def evaluate_pairs(
     )
     texts = [one.text for some in found for one in some]
     seconds = time.monotonic() - began
-    log_probs = translator.score(pairs, source=source, target=target, places=places)
-    tokens = sum(map(len, log_probs))
     results: dict[str, Any] = {
         name: {"score": one.value, "signature": one.signature}
         for name, one in scored(texts, [[target for _, target in pairs]], tokenize=tokenize).items()
     }
-    results["perplexity"] = math.exp(-sum(map(sum, log_probs)) / max(1, tokens))
+    results["perplexity"] = _perplexity(translator, pairs, languages, places) if translator.stepwise else None
     results["sentences_per_second"] = len(pairs) / seconds
     return results, texts
+
+
+def _perplexity(
+    translator: "Translator", pairs: list[tuple[str, str]], languages: tuple[str, str], places: Sequence[int]
+) -> float:
+    log_probs = translator.score(pairs, source=languages[0], target=languages[1], places=places)
+    return math.exp(-sum(map(sum, log_probs)) / max(1, sum(map(len, log_probs))))
 
 
 def _show_numbers(figures: dict[str, Any], test: Path, as_json: bool) -> None:
@@ -291,7 +302,8 @@ def _rows(data: dict[str, Any]) -> list[list[str]]:
     rows = []
     for name, found in data["models"].items():
         cells = [f"{found[key]['score']:.2f}" for key in ("bleu", "chrf", "ter", "exact")]
-        rows.append([name, *cells, f"{found['perplexity']:.2f}", f"{found['sentences_per_second']:.1f}"])
+        perplexity = "-" if found["perplexity"] is None else f"{found['perplexity']:.2f}"
+        rows.append([name, *cells, perplexity, f"{found['sentences_per_second']:.1f}"])
     return rows
 
 

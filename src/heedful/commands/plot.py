@@ -58,7 +58,7 @@ def attention(
     if len(pieces) > 1:
         print(f"the text was translated in {len(pieces)} parts; this is part {part} (--part)", file=sys.stderr)
     source, found = pieces[part - 1]
-    seen = look(translator, source, found.tokens)
+    seen = look(translator, source, found.tokens, fertilities=found.fertilities)
     _say(draw(seen, out, kind=kind, only=only, title=f"{source}\n{found.text}"), as_json)
 
 

@@ -58,6 +58,9 @@ def translate(
     ] = None,
     mbr: Annotated[int, typer.Option(min=0, help="Samples for minimum Bayes risk decoding; 0 = off.")] = 0,
     quantize: Annotated[str, typer.Option(help="int8: a quarter of the memory for weights; CPU only.")] = "",
+    teacher: Annotated[
+        str, typer.Option(help="Model that chooses among the results of --noisy. Default: the one that taught it.")
+    ] = "",
     parts: Parts = None,
     *,
     generation: dict[str, Any],
@@ -94,7 +97,7 @@ def translate(
     if mbr and (required or history or alignment or config.num_beam_groups > 1 or form in ("pharaoh", "words")):
         raise ValueError("--mbr chooses among samples; leave out --required, --history, --num-beam-groups, alignments")
     refuse_overwriting(source, output)
-    translator = load(*models, quantize=quantize, shortlist=shortlist, streams=streams or None)
+    translator = load(*models, quantize=quantize, shortlist=shortlist, streams=streams or None, teacher=teacher)
     if input_format not in ("", "plain", "jsonl"):
         raise ValueError(f"input format {input_format!r} is not one of plain, jsonl")
     reads_json = input_format == "jsonl" or (not input_format and source.endswith((".jsonl", ".jsonl.gz")))

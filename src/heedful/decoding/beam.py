@@ -23,13 +23,15 @@ from heedful.model.cpu.kernels import largest
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A finished text. `score` is what it is ranked by; `ended` False means that it was cut off at the limit."""
+    """A finished text. `score` is what it is ranked by; `ended` False means that it was cut off at the limit.
+    `fertilities`: how many of its tokens come from each source token, </s> included, where the model says so."""
 
     tokens: list[int]
     score: float
     log_prob: float
     token_log_probs: list[float]
     ended: bool = True
+    fertilities: list[int] | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.generation import PARALLEL, GenerationConfig
 from heedful.decoding.rules import Rules, banned_forms
 from heedful.decoding.runner import Job, Start
 from heedful.decoding.stepper import PromptStepper, Recurrence
@@ -32,6 +32,7 @@ class FromPrompt:
         """Nothing to do: the modules themselves are used."""
 
     def start(self, jobs: Sequence[Job], config: GenerationConfig) -> Start:
+        config.refuse(PARALLEL, "is for models that write all words at once, and this one writes word by word")
         tokenizer, limit = self.tokenizer, self.model.limit
         new = config.max_new_tokens or NEW_TOKENS
         limits = [new if limit is None else min(new, limit - len(job.tokens)) for job in jobs]

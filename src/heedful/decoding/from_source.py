@@ -8,7 +8,7 @@ from torch import Tensor
 
 from heedful.data.languages import Languages
 from heedful.data.padding import pad
-from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.generation import PARALLEL, GenerationConfig
 from heedful.decoding.required import Phrase, Required
 from heedful.decoding.rules import Rules, banned_forms
 from heedful.decoding.runner import Job, Request, Start, numbered
@@ -46,6 +46,7 @@ class FromSource:
         self, rows: Sequence[list[int]], requests: Sequence[Request], config: GenerationConfig
     ) -> list[tuple[GenerationConfig, list[Job]]]:
         """The jobs of these texts, grouped by settings: required phrases change the search."""
+        config.refuse(PARALLEL, "is for models that write all words at once, and this one writes word by word")
         jobs = numbered(rows, requests)
         plain = [job for job in jobs if not job.request.required]
         demanding = [job for job in jobs if job.request.required]

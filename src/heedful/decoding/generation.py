@@ -1,5 +1,6 @@
 """How to decode: the settings of a search, under Hugging Face's names."""
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -38,6 +39,14 @@ class GenerationConfig(Config):
     top_p: float = Field(1.0, ge=1e-6, le=1, description="Sample from the top tokens with total probability p.")
     min_p: float = Field(0.0, ge=0, lt=1, description="Drop tokens less likely than p times the best one.")
     seed: int | None = Field(None, description="Random seed of the samples.")
+    fertilities: Literal["argmax", "average"] = Field(
+        "argmax", description="Non-autoregressive models: the most likely fertility, or its rounded average."
+    )
+    noisy: int = Field(
+        0, ge=0, description="Non-autoregressive models: also try so many sampled fertilities; the teacher chooses."
+    )
+    iterations: Size = Field(10, description="Mask-predict: how often the least certain words are written again.")
+    length_beam: Size = Field(5, description="Mask-predict: how many lengths to try.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "GenerationConfig":
@@ -58,6 +67,12 @@ class GenerationConfig(Config):
             raise ValueError(f"min_new_tokens {self.min_new_tokens} is above max_new_tokens {self.max_new_tokens}")
         return self
 
+    def refuse(self, names: Iterable[str], why: str) -> None:
+        """Raise ValueError if one of these settings differs from its default."""
+        for name in names:
+            if getattr(self, name) != GenerationConfig.model_fields[name].default:
+                raise ValueError(f"{name} {why}; leave it out")
+
     def rank(self, log_prob: float, length: int) -> float:
         """The score that hypotheses are compared by; `length` counts every new token, </s> included."""
         return log_prob / (length**self.length_penalty * ((5 + length) / 6) ** self.alpha)
@@ -70,6 +85,9 @@ class GenerationConfig(Config):
         """
         return max(self.rank(log_prob, length + 1), self.rank(log_prob, max(limit, length + 1)))
 
+
+# What only non-autoregressive models know.
+PARALLEL = ("fertilities", "noisy", "iterations", "length_beam")
 
 # Names used by other tools.
 ALIASES = {

@@ -7,7 +7,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -79,8 +79,6 @@ class Starter(Protocol):
         """How much of a batch's budget a text takes, in tokens."""
         ...
 
-    def start(self, jobs: Sequence[Job], config: GenerationConfig) -> Start: ...
-
     @property
     def key(self) -> object:
         """Changes when anything other than the models' parameters does."""
@@ -88,6 +86,21 @@ class Starter(Protocol):
 
     def refresh(self) -> None:
         """Pick up changed weights."""
+        ...
+
+
+class Stepwise(Starter, Protocol):
+    """A starter of a model that writes word by word."""
+
+    def start(self, jobs: Sequence[Job], config: GenerationConfig) -> Start: ...
+
+
+@runtime_checkable
+class ParallelWriter(Starter, Protocol):
+    """A starter of a model that writes all words at once, so that there is nothing to search step by step."""
+
+    def write(self, jobs: Sequence[Job], config: GenerationConfig) -> list[list[Hypothesis]]:
+        """The hypotheses of each job, best first."""
         ...
 
 
@@ -103,7 +116,7 @@ class Batch:
 class Runner:
     """`streams`: how many batches are decoded in parallel, each in its own process."""
 
-    def __init__(self, starter: Starter, *, streams: int = 1) -> None:
+    def __init__(self, starter: Stepwise | ParallelWriter, *, streams: int = 1) -> None:
         self.starter, self.streams = starter, streams
         self._mapping = threading.Lock()  # the workers' pipes serve one caller at a time
         self._several: tuple[object, Streams[Batch, list[list[Hypothesis]]], Callable[[], object]] | None = None
@@ -181,6 +194,8 @@ class Runner:
         heard: Heard | None = None,
     ) -> list[list[Hypothesis]]:
         config = batch.config
+        if isinstance(self.starter, ParallelWriter):
+            return self.starter.write(batch.jobs, config)
         copies = _copies(config)
         jobs = [job for job in batch.jobs for _ in range(copies)]
         start = self.starter.start(jobs, config)

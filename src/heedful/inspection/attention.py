@@ -8,19 +8,21 @@ from torch import Tensor
 
 from heedful.data.padding import pad
 from heedful.decoding.runner import Request
+from heedful.model.architecture import ParallelSequenceToSequence
 from heedful.model.multihead import MemoryAttention, SelfAttention
 from heedful.model.record import Recorded, recorded
 from heedful.text.tokenizer import Tokenizer
 from heedful.translator import Translation, Translator
 
 KINDS = ("cross", "encoder", "decoder")
-START, END = "<s>", "</s>"
+START, END, MASK = "<s>", "</s>", "<mask>"
 
 
 @dataclass(frozen=True)
 class Attention:
     """`source` and `target` end with </s>, and have language tokens where the model has any. `read` is the decoder's
-    input, the shifted target: it begins with <s>. Weights are layers heads query key:
+    input, the shifted target: it begins with <s>. A model that writes all words at once reads copies of source tokens,
+    or masks, and its `target` has no </s>. Weights are layers heads query key:
 
     encoder   source source     decoder   read read     cross   target source
     """
@@ -31,10 +33,11 @@ class Attention:
     decoder: Tensor
     cross: Tensor
     start: str = START
+    inputs: list[str] | None = None  # what the decoder reads, if that is not the shifted target
 
     @property
     def read(self) -> list[str]:
-        return [self.start, *self.target[:-1]]
+        return [self.start, *self.target[:-1]] if self.inputs is None else self.inputs
 
     def kinds(self) -> list[str]:
         """The kinds of attention that have weights to show."""
@@ -59,37 +62,67 @@ def translated_parts(translator: Translator, text: str) -> list[tuple[str, Trans
 
 @torch.inference_mode()
 def look(
-    translator: Translator, source: str, target: list[int] | None = None, *, languages: tuple[str, str] = ("", "")
+    translator: Translator,
+    source: str,
+    target: list[int] | None = None,
+    *,
+    languages: tuple[str, str] = ("", ""),
+    fertilities: list[int] | None = None,
 ) -> Attention:
     """The attention of the first model while it generates `target` (token ids), by default its own translation.
     `languages`: of source and target, for a model that knows several.
 
     This is a single pass, so a text that is translated in parts is an error; see `translated_parts`. With a `target`,
-    several sentences are one part if they fit.
+    several sentences are one part if they fit. A model that writes all words at once is shown with these
+    `fertilities`, by default those of its own translation; if it predicts masks, in its first pass, where all words are
+    masked.
     """
     if (count := len(translator.parts(source, split=False if target is not None else None))) > 1:
         raise ValueError(f"this text is translated in {count} parts, each with its own attention; give one of them")
-    if target is None:
-        target = translator.translate([Request(source, source=languages[0], target=languages[1])])[0].tokens
     model, framing = translator.models[0], translator.languages.framing(*languages)
+    if target is None or (fertilities is None and not translator.stepwise):
+        split = False if target is not None else None
+        found = translator.translate(Request(source, source=languages[0], target=languages[1]), split=split)
+        if target not in (None, found.tokens):
+            raise ValueError(
+                "a model that writes all words at once shows only its own translation; give no other target"
+            )
+        target, fertilities = found.tokens, found.fertilities
     tokens = translator.source.encode([source.strip()])[0]
     reading, _ = pad([framing.source(tokens)])
-    writing, _ = pad([[framing.start, *target]])
+    before, after = (_shown(translator.source, some) for some in ([*framing.before, *tokens], framing.after[1:]))
+    names = [*before, END, *after]
+    inputs: list[str] | None = None
     with recorded(model, SelfAttention) as selves, recorded(model, MemoryAttention) as crosses:
-        model(reading.to(translator.device), writing.to(translator.device))
+        if isinstance(model, ParallelSequenceToSequence):
+            inputs = _pass(model, reading.to(translator.device), names, fertilities, len(target))
+        else:
+            writing, _ = pad([[framing.start, *target]])
+            model(reading.to(translator.device), writing.to(translator.device))
     own = {side: [one for one in selves if one.name.startswith(side)] for side in ("encoder", "decoder")}
     return Attention(
-        source=[
-            *_shown(translator.source, [*framing.before, *tokens]),
-            END,
-            *_shown(translator.source, framing.after[1:]),
-        ],
-        target=[*_shown(translator.target, target), END],
+        source=names,
+        target=[*_shown(translator.target, target), *([END] if translator.stepwise else [])],
         encoder=stacked(own["encoder"]),
         decoder=stacked(own["decoder"]),
         cross=stacked(crosses),
         start=START if framing.start == translator.target.start else translator.target.token(framing.start),
+        inputs=inputs,
     )
+
+
+def _pass(
+    model: ParallelSequenceToSequence, source: Tensor, names: list[str], fertilities: list[int] | None, length: int
+) -> list[str]:
+    """Run a model that writes all words at once; returns what its decoder reads."""
+    encoded = model.encode(source)
+    if fertilities is None:
+        nothing = source.new_zeros(1, length)
+        model.decode(model.masked(nothing, torch.ones_like(nothing, dtype=torch.bool)), encoded)
+        return [MASK] * length
+    inputs, _ = model.copied(encoded, torch.tensor([fertilities], device=source.device))
+    model.decode(inputs, encoded)
+    return [name for name, count in zip(names, fertilities, strict=True) for _ in range(count)]
 
 
 def stacked(attentions: list[Recorded]) -> Tensor:

@@ -16,7 +16,7 @@ from heedful.model.multihead import MemoryAttention, SelfAttention
 from heedful.model.position import Position
 from heedful.model.record import recorded
 from heedful.text.tokenizer import Tokenizer
-from heedful.text.words import words
+from heedful.text.words import word_spans, words
 from heedful.translator import Translation, Translator
 
 MOST_TOKENS = 256  # weights grow with the square
@@ -27,12 +27,13 @@ def inspect(translator: Translator, request: Request, *, num_beams: int = 4) -> 
     """Translate a text and look inside. Of a text that is translated in parts, the inside shown is the first part's."""
     if not request.text.strip():
         raise ValueError("the text is empty")
-    config = GenerationConfig(num_beams=num_beams, num_return_sequences=num_beams)
+    several = num_beams if translator.stepwise else 1
+    config = GenerationConfig(num_beams=num_beams, num_return_sequences=several)
     first, *others = parts_of(translator, request)
-    has = translator.aligner is not None
-    found = translator.translate(request, config, alignment=has, history=True)
+    has, history = translator.aligner is not None, translator.stepwise
+    found = translator.translate(request, config, alignment=has, history=history)
     alone = Request(first, request.prefix, source=request.source, target=request.target)
-    shown = translator.translate(alone, config, history=True) if others else found
+    shown = translator.translate(alone, config, history=history) if others else found
     return {
         "text": request.text,
         "translation": described(translator, request.text, found),
@@ -54,9 +55,25 @@ def described(translator: Translator, text: str, found: Translation) -> dict[str
         "token_log_probs": found.token_log_probs,
         "words": _confidence(translator.target, found),
         "alignment": found.alignment,
+        "stepwise": translator.stepwise,
+        "fertilities": word_fertilities(translator.source, text, found.fertilities),
         "alternatives": [{"text": one.text, "score": one.score} for one in found.alternatives],
         "warnings": found.warnings,
     }
+
+
+def word_fertilities(tokenizer: Tokenizer, text: str, fertilities: list[int] | None) -> list[int] | None:
+    """How many target tokens each word of the source stands for, and last, its </s>; None for a model that has no
+    fertilities, and for a text translated in parts."""
+    pieces, spans = tokenizer.pieces(text), word_spans(text)
+    if fertilities is None or len(fertilities) != len(pieces) + 1:
+        return None
+    counts = [0] * len(spans)
+    for (_, start, end), count in zip(pieces, fertilities[:-1], strict=True):
+        inside = [place for place, (first, last) in enumerate(spans) if first < end and start < last]
+        if inside:
+            counts[inside[0]] += count
+    return [*counts, sum(fertilities) - sum(counts)]
 
 
 def check_weights(model: nn.Module, lengths: dict[str, int], most: int | None) -> None:
@@ -89,7 +106,7 @@ def inspected(
     framing = translator.languages.framing(*languages)
     source = [*framing.before, *translator.source.encode([text.strip()])[0], *framing.after[1:]]
     check_weights(translator.models[0], {"encoder": len(source) + 1, "decoder": len(found.tokens) + 1}, most_weights)
-    seen = look(translator, text, found.tokens, languages=languages)
+    seen = look(translator, text, found.tokens, languages=languages, fertilities=found.fertilities)
     return {
         "part": {"number": 1, "count": parts, "text": text.strip()},
         "source": tokens_of(translator.source, source),

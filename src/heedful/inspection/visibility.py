@@ -9,11 +9,16 @@ from torch import Tensor
 from heedful.config import kinds
 from heedful.model.architecture.decoder_only import DecoderOnly, DecoderOnlyConfig
 from heedful.model.architecture.encoder_only import EncoderOnly, EncoderOnlyConfig
+from heedful.model.architecture.non_autoregressive import NonAutoregressive, NonAutoregressiveConfig
 from heedful.model.attention import MixConfig
 from heedful.model.create import create
+from heedful.model.mask import Mask
+from heedful.model.multihead import MultiHeadConfig
+from heedful.model.sight import Sight
 from heedful.model.stack.transformer import TransformerConfig
 
 WIDTH, HEADS = 16, 1
+AT_ONCE = "non_autoregressive"
 ROUNDING = 1e-12  # of the largest gradient: what is smaller is none
 # Small enough that a picture of a short text shows something.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -33,11 +38,15 @@ class Picture:
 
 def pictures(names: list[str] | None = None, *, length: int = 24) -> list[Picture]:
     """Of each attention in an encoder and in a decoder, where it may be used there."""
-    unknown = [name for name in names or () if name not in kinds(MixConfig.folder)]
+    known = [*kinds(MixConfig.folder), AT_ONCE]
+    unknown = [name for name in names or () if name not in known]
     if unknown:
-        raise ValueError(f"unknown attention {unknown[0]!r}; known: {', '.join(kinds(MixConfig.folder))}")
+        raise ValueError(f"unknown attention {unknown[0]!r}; known: {', '.join(known)}")
     found = []
-    for name in names or kinds(MixConfig.folder):
+    for name in names or known:
+        if name == AT_ONCE:
+            found.append(Picture(f"{name}, decoder", seen_at_once(length)))
+            continue
         for causal in (False, True):
             try:
                 found.append(
@@ -64,10 +73,26 @@ def seen(name: str, length: int, *, causal: bool) -> Tensor:
         stack = model.encoder
     model.eval()
     x = torch.randn(1, length, WIDTH, requires_grad=True)
-    states = stack(x)
+    return _dependence(stack(x), x)
+
+
+def seen_at_once(length: int) -> Tensor:
+    """query key: whose values reach an output of the self-attention of a decoder that writes all words at once. The
+    layer as a whole depends on every place: by its queries, the residual and positional attention."""
+    config = TransformerConfig(layers=1, attention=MultiHeadConfig(heads=HEADS), dropout=0.0)
+    model = cast(NonAutoregressive, create(NonAutoregressiveConfig(vocab=2, width=WIDTH, decoder=config))).eval()
+    query, key, value = torch.randn(3, 1, 1, length, WIDTH).unbind(0)
+    value.requires_grad_()
+    mask = Mask(others_only=model.decoder.parallel)
+    mixed = model.decoder.each_layer()[0].attention.mix(query, key, value, sight=Sight(mask))
+    return _dependence(mixed[0], value)
+
+
+def _dependence(states: Tensor, x: Tensor) -> Tensor:
+    """query key: whether the gradient of a state reaches an input."""
     rows = []
-    for query in range(length):
+    for query in range(states.shape[1]):
         (gradient,) = torch.autograd.grad(states[0, query].square().sum(), x, retain_graph=True)
-        size = gradient[0].abs().amax(-1)
+        size = gradient.flatten(0, -3)[0].abs().amax(-1)
         rows.append(size > ROUNDING * size.max())
     return torch.stack(rows)

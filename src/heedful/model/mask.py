@@ -33,6 +33,7 @@ class Mask:
     global_tokens   batch key; True = sees all and is seen by all, whatever `window` and `blocks` say
     segments        batch key; several texts packed into one row: each sees only itself
     prefix          batch; under `causal`, the first `prefix` keys are seen by all (prefix language model)
+    others_only     a query does not see the key of its own position (non-autoregressive decoders)
     """
 
     causal: bool = False
@@ -42,6 +43,7 @@ class Mask:
     prefix: Tensor | None = None
     global_tokens: Tensor | None = None
     blocks: Blocks | None = None
+    others_only: bool = False
     # The layers of a stack share one mask: its dense forms are made once for all of them.
     _made: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -55,7 +57,8 @@ class Mask:
         """The names of the facts it states, except padding: what a mix must support."""
         named = ("window", "segments", "prefix", "global_tokens", "blocks")
         given = {name for name in named if getattr(self, name) is not None}
-        return frozenset(given | ({"causal"} if self.causal else set()))
+        flags = {name for name in ("causal", "others_only") if getattr(self, name)}
+        return frozenset(given | flags)
 
     def is_plain_causal(self, query: int, key: int) -> bool:
         """Whether the causal flag of the attention kernels is enough."""
@@ -110,6 +113,8 @@ class Mask:
         if self.causal and keys.stop - 1 > queries.start:  # else there is no future
             past = (distance >= 0)[None, None]
             facts.append(past if self.prefix is None else past | (key_index < self.prefix[:, None])[:, None, None])
+        if self.others_only:
+            facts.append((distance != 0)[None, None])
         near = []
         if self.window is not None:
             near.append((distance.abs() < self.window)[None, None])

@@ -1,7 +1,7 @@
 """Many heads around one mix: project, split, rotate, mix, merge, project.      Vaswani et al. 2017, section 3.2.2"""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
@@ -12,7 +12,7 @@ from heedful.model.attention import HeadShape, Mix, MixConfig, refuse_unsupporte
 from heedful.model.attention.softmax import SoftmaxConfig
 from heedful.model.cache import LayerCache
 from heedful.model.cpu.door import child_plan
-from heedful.model.cpu.plan import AttentionPlan, LinearPlan, Reason, SoftmaxPlan, first_reason
+from heedful.model.cpu.plan import AttentionPlan, LinearPlan, PositionalPlan, Reason, SoftmaxPlan, first_reason
 from heedful.model.linear import FusedLinear, Linear, linear_parameters
 from heedful.model.position.rotary import rotate
 from heedful.model.sight import Sight
@@ -176,6 +176,48 @@ class SelfAttention(nn.Module):
             return Reason(f"projections {', '.join(self.names)}: no kernel yet")
         reason = _unfit(project.inputs, project.parts, output, self.head)
         return AttentionPlan(project, None, output, output.inputs // self.head, mix.scale) if reason is None else reason
+
+
+class Places(NamedTuple):
+    """What positional attention looks at: encoded positions, (rows or 1) query width, and who sees whom."""
+
+    waves: Tensor
+    sight: Sight
+
+
+class PositionalAttention(nn.Module):
+    """Queries and keys are positions, values are what stands there: which word goes where.      Gu et al. 2018, section
+    3.1
+
+        softmax(P W_q (P W_k)' / sqrt(head)) X W_v,      P: the sinusoids of Vaswani et al. 2017
+
+    Every position is seen, also a query's own, but not padding.
+    """
+
+    def __init__(self, config: MultiHeadConfig, width: int, shape: HeadShape) -> None:
+        super().__init__()
+        queries, keys, values = config.parts(width, ("query", "key", "value"))
+        self.head = shape.head
+        self.query_key = FusedLinear(width, (queries, keys), bias=config.bias)
+        self.value = Linear(width, values, bias=config.bias)
+        self.mix = SoftmaxConfig().build(shape)
+        self.output = Linear(shape.heads * shape.head, width, bias=config.output_bias)
+
+    def forward(self, x: Tensor, *, places: Places) -> Tensor:
+        """x: rows query width"""
+        value = split_heads(self.value(x), self.head)
+        query, key = (split_heads(part, self.head).expand(len(x), -1, -1, -1) for part in self.query_key(places.waves))
+        return self.output(merge_heads(self.mix(query, key, value, sight=places.sight)))
+
+    def plan(self) -> PositionalPlan | Reason:
+        both, value = child_plan(self, "query_key", LinearPlan), child_plan(self, "value", LinearPlan)
+        output, mix = child_plan(self, "output", LinearPlan), child_plan(self, "mix", SoftmaxPlan)
+        if not (both and value and output and mix):
+            return first_reason(mix, both, value, output)
+        reason = _unfit(value.inputs, (*both.parts, *value.parts), output, self.head)
+        if reason is not None:
+            return reason
+        return PositionalPlan(both, value, output, output.inputs // self.head, mix.scale)
 
 
 class MemoryAttention(nn.Module):

@@ -55,7 +55,15 @@ class Context:
         self, request: Request, model: Translating, texts: Sequence[Text], settings: Settings
     ) -> list[Translation]:
         """In the order of `texts`; see `answers`. For a model that reads context they are one document: each waits for
-        the translations of those before it."""
+        the translations of those before it. What the model cannot do is the client's mistake."""
+        try:
+            return await self._translated(request, model, texts, settings)
+        except ValueError as error:
+            raise RefusedError(400, str(error)) from None
+
+    async def _translated(
+        self, request: Request, model: Translating, texts: Sequence[Text], settings: Settings
+    ) -> list[Translation]:
         context = model.translator.context
         if not context:
             return await self.answers(request, model.engine, texts, settings)

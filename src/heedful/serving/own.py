@@ -188,7 +188,7 @@ def routes(context: Context) -> APIRouter:
         size = len(model.translator.source.encode([first])[0])
         if size > MOST_TOKENS:
             raise RefusedError(400, f"too long to inspect: {size} tokens exceed the limit of {MOST_TOKENS}")
-        settings = Settings(GenerationConfig(num_beams=asked.num_beams), history=True)
+        settings = Settings(GenerationConfig(num_beams=asked.num_beams), history=model.translator.stepwise)
         alone = replace(wanted, text=first)
         (found,) = await context.translate(request, model, [alone], settings)
         warnings = ["the text was translated in parts; only the first is inspected"] if others else []
@@ -298,6 +298,7 @@ def _described(model: Served) -> dict[str, Any]:
         "untrained": model.untrained,
         "layers": len(crosses),
         "heads": crosses[0].heads if crosses else 0,
+        "stepwise": model.translator.stepwise,
         "waiting": model.engine.waiting,
         "example": model.example,
     }

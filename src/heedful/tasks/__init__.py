@@ -17,7 +17,7 @@ from heedful.data.columns import Columns
 from heedful.data.languages import Layout
 from heedful.data.prepare import Prepared
 from heedful.decoding.generation import GenerationConfig
-from heedful.model.architecture import Model
+from heedful.model.architecture import ArchitectureConfig, Model
 from heedful.objectives import Loss
 from heedful.text.tokenizer import Tokenizer
 
@@ -37,7 +37,8 @@ class Scores:
 class Settings:
     """What a task gets from the recipe besides its own keys. `language`: the code of the target language; `cost`: of a
     token in a text of so many, for batches of about equal cost; `max_length`: the tokens of a window that a model reads
-    at once; `context`: the sentences before that it sees; `layout`: where language tokens go."""
+    at once; `context`: the sentences before that it sees; `layout`: where language tokens go; `model`: what is trained,
+    fitted to the data."""
 
     label_smoothing: float = 0.0
     bpe_dropout: float = 0.0
@@ -46,6 +47,7 @@ class Settings:
     max_length: int = 256
     context: int = 0
     layout: Layout = ""
+    model: ArchitectureConfig | None = None
 
 
 class Batch(Protocol):
@@ -84,7 +86,8 @@ class Processes(Protocol):
 
 class Task(Protocol):
     """The contract. A batch is identified by its row numbers, so that it can be distributed, skipped and reproduced
-    without being built. A task may have `notes`: messages to show before training starts."""
+    without being built. A task may have `notes`: messages to show before training starts; and
+    `begin(model)`: what it does to a new model, before its first step."""
 
     def epoch(self, number: int, *, budget: int, seed: int) -> Iterator[np.ndarray]:
         """The batches of an epoch, as row numbers; a function of its arguments alone."""
@@ -169,6 +172,11 @@ class TaskConfig(PartConfig):
     def facts(self) -> frozenset[str]:
         """The facts of `Mask` that it states: its model's attention must support them."""
         return frozenset()
+
+    @property
+    def tokenizers_from(self) -> str:
+        """The folder of a model whose tokenizers must be used, if there is one."""
+        return ""
 
     def positions(self, longest: int) -> dict[str, int]:
         """How many positions each stack needs for texts of up to `longest` tokens: {"decoder": 257}."""

@@ -86,13 +86,19 @@ def _run(
     if isinstance(inputs, Inputs):
         inputs = replace(inputs, documents=recipe.data.context > 0)
     asked = {"recipe": recipe.model_dump(mode="json"), "budget": str(budget), "data": inputs.digests(cache)}
-    if recipe.start_from:
-        asked["start"] = digest_of(Path(recipe.start_from))
-        if (layout := layout_of(Path(recipe.start_from))) and layout != recipe.data.layout:
-            raise ValueError(
-                f"start_from: this model knows languages by their tokens (data.language_tokens={layout}); list your "
-                f"files under data.corpora with source and target, and set data.language_tokens={layout}"
-            )
+    for name, key, origin in (
+        ("start", "start_from", recipe.start_from),
+        ("teacher", "task.teacher", recipe.task.tokenizers_from),
+    ):
+        if origin and not Path(origin).exists():
+            raise ValueError(f"{key}: there is no folder {origin}")
+        if origin:
+            asked[name] = digest_of(Path(origin))
+    if recipe.start_from and (layout := layout_of(Path(recipe.start_from))) and layout != recipe.data.layout:
+        raise ValueError(
+            f"start_from: this model knows languages by their tokens (data.language_tokens={layout}); list your "
+            f"files under data.corpora with source and target, and set data.language_tokens={layout}"
+        )
     if world.size > 1 and not (recipe.task.adds_up or recipe.task.gathers):
         raise ValueError(
             f"task {recipe.task.kind} compares the rows of a batch with each other, so processes cannot share one; "
@@ -113,14 +119,16 @@ def _run(
         journal.say(f"{prepared.facts['unknown_labels']:,} rows with labels that do not occur in training are skipped")
     if not prepared.has("valid"):
         journal.say("too few rows to hold any out: validating on the training data")
+    model = recipe.fitted(prepared).model
     settings = Settings(
         label_smoothing=recipe.training.label_smoothing,
         bpe_dropout=recipe.tokenizer.dropout,
         language=recipe.data.target_language,
-        cost=relative_cost(recipe.fitted(prepared).model),
+        cost=relative_cost(model),
         max_length=recipe.data.max_length,
         context=recipe.data.context,
         layout=recipe.data.layout,
+        model=model,
     )
     task = recipe.task.build(prepared, settings)
     for note in getattr(task, "notes", ()):
@@ -149,6 +157,8 @@ def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: Wor
     world.wait()
     if recipe.start_from and (checkpoint is None or recipe.training.freeze):  # frozen weights are not in checkpoints
         take_weights(model, Path(recipe.start_from), journal.say)
+    if checkpoint is None and hasattr(task, "begin"):
+        task.begin(model)
     trainer = Trainer(recipe, task, model, world=world, journal=journal, folder=out)
     if checkpoint is not None:
         trainer.restore(checkpoint)
@@ -288,10 +298,11 @@ def _prepare(
     texts = sum(column.is_text for column in inputs.columns)
     if budget is None or not world.leads:
         given = load_tokenizers(out, columns=texts)
-    elif recipe.start_from:
-        given = tokenizers_of(Path(recipe.start_from), texts)
+    elif origin := recipe.start_from or recipe.task.tokenizers_from:
+        given = tokenizers_of(Path(origin), texts)
         if recipe.tokenizer.file and Tokenizer.load(Path(recipe.tokenizer.file)).digest() != given[-1].digest():
-            raise ValueError("the weights of start_from require its own tokenizer; remove tokenizer.file")
+            named = "start_from" if recipe.start_from else "task.teacher"
+            raise ValueError(f"the weights of {named} require its own tokenizer; remove tokenizer.file")
     elif budget and budget.sizes(recipe):
         words = readable_words(budget, budget.sizes(recipe)[0], world)
     specials = (*recipe.task.specials, *([BREAK] if recipe.data.context else []))

@@ -5,7 +5,8 @@ The contracts here are what the rest of the toolkit expects of a model: a transl
 """
 
 from collections.abc import Callable
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -128,6 +129,49 @@ class SequenceToSequence(Model):
         return lambda states: self.logits(states)[..., words]
 
     def new_cache(self, length: int) -> Cache:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A source as read by a model that writes all words at once."""
+
+    inputs: Tensor  # batch source width: its embeddings
+    valid: Tensor | None
+    memory: Memory
+    fertilities: Tensor  # batch source (highest fertility + 1): logits
+
+
+class ParallelSequenceToSequence(Model):
+    """p(target | source), all tokens at once, given how many each source token stands for (its fertility). `method`:
+    what `decode` reads, see `architecture/non_autoregressive.py`; `source_limit`: the number of source positions."""
+
+    vocab: int
+    method: Literal["fertility", "mask_predict"]
+    source_limit: int | None = None
+
+    def encode(self, source: Tensor, *, valid: Tensor | None = None) -> Encoded:
+        raise NotImplementedError
+
+    def copied(self, encoded: Encoded, fertilities: Tensor) -> tuple[Tensor, Tensor]:
+        """What the decoder reads with method fertility: (rows target width, which of it is real). `fertilities`: rows
+        source, with several adjacent rows (candidates) per sentence."""
+        raise NotImplementedError
+
+    def masked(self, target: Tensor, hidden: Tensor) -> Tensor:
+        """What the decoder reads with method mask_predict: rows target width. `hidden`: which tokens are masked."""
+        raise NotImplementedError
+
+    def decode(self, inputs: Tensor, encoded: Encoded, *, valid: Tensor | None = None) -> Tensor:
+        """-> states, rows target width. There may be several adjacent rows (candidates) per sentence."""
+        raise NotImplementedError
+
+    def logits(self, states: Tensor) -> Tensor:
+        """States of any leading shape -> a score for each word."""
+        raise NotImplementedError
+
+    def last_linear(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(h, W, b) such that logits = W h + b."""
         raise NotImplementedError
 
 

@@ -16,14 +16,14 @@ from heedful.model.cpu.plan import Plan, Reason
 from heedful.model.sight import Sight
 
 # What a mix may be asked to honour. Padding is not among them: every mix must keep it out.
-#   causal, window, segments, prefix, global_tokens, blocks    as `Mask` says
+#   causal, window, segments, prefix, global_tokens, blocks, others_only    as `Mask` says
 #   bias, score     terms of the scores that a position scheme gives, see `Position`
 #   groups          fewer heads of keys and values than of queries
 #   cross           queries of another text than the keys
 #   recurrence      keys of earlier segments of a text before its own: see `SegmentMemory`
 FACTS = frozenset(
     {"causal", "window", "segments", "prefix", "global_tokens", "blocks", "bias", "score", "groups", "cross"}
-    | {"recurrence"}
+    | {"recurrence", "others_only"}
 )
 REMEDIES = {
     "causal": "use it in an encoder",
@@ -32,6 +32,7 @@ REMEDIES = {
     "score": "choose a position that does not act on the scores, such as sinusoidal, learned or rotary",
     "groups": "remove attention.kv_heads",
     "cross": "set another mix for cross, such as softmax",
+    "others_only": "use it in the encoder only",
 }
 
 

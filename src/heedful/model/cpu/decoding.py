@@ -33,6 +33,20 @@ def _plan(model: nn.Module) -> EncoderDecoderPlan | Reason:
     return plan if isinstance(plan, EncoderDecoderPlan | Reason) else Reason(f"{type(model).__name__}: no kernel yet")
 
 
+Owners = list[tuple[dict[str, nn.Parameter | None], str]]
+
+
+def owners_of(model: nn.Module) -> Owners:
+    """Where each parameter of a model is found."""
+    return [(module._parameters, name) for module in model.modules() for name in module._parameters]
+
+
+def versions_of(owners: Owners) -> list[tuple[int, int]]:
+    """Changes when a parameter is replaced or written to."""
+    held = [parameter for owner, name in owners if (parameter := owner[name]) is not None]
+    return [(one.data_ptr(), 0 if one.is_inference() else one._version) for one in held]
+
+
 class Lowered:
     """A model packed for the kernels. A text keeps using the weights it was started with.
 
@@ -41,23 +55,19 @@ class Lowered:
 
     def __init__(self, model: nn.Module, plan: EncoderDecoderPlan) -> None:
         self.model = model
-        self.owners = [(module._parameters, name) for module in model.modules() for name in module._parameters]
-        self.version = self._version()
+        self.owners = owners_of(model)
+        self.version = versions_of(self.owners)
         self._pack(plan)
 
     def refresh(self) -> None:
         """Pack the weights again if they have changed. Processes forked afterwards share them."""
-        version = self._version()
+        version = versions_of(self.owners)
         if version != self.version:
             plan = _plan(self.model)
             if not plan:
                 raise ValueError(f"the model has changed since it was lowered: {plan}; lower it again")
             self._pack(plan)
             self.version = version
-
-    def _version(self) -> list[tuple[int, int]]:
-        held = [parameter for owner, name in self.owners if (parameter := owner[name]) is not None]
-        return [(one.data_ptr(), 0 if one.is_inference() else one._version) for one in held]
 
     def _pack(self, plan: EncoderDecoderPlan) -> None:
         self.plan = plan
@@ -77,13 +87,13 @@ class Lowered:
         self.refresh()
         if self.encoder is None or source.shape[1] > LONG:
             states, valid = self.plan.read(source, valid)
-            additive = _additive(states.shape[0], states.shape[1], valid)
+            additive = key_mask(states.shape[0], states.shape[1], valid)
             return KernelSteps(self, states.flatten(0, 1).contiguous(), additive, length)
-        additive = _additive(source.shape[0], source.shape[1], valid)
+        additive = key_mask(source.shape[0], source.shape[1], valid)
         return KernelSteps(self, self.encoder.encode(source, additive), additive, length)
 
 
-def _additive(sentences: int, source: int, valid: Tensor | None) -> Tensor:
+def key_mask(sentences: int, source: int, valid: Tensor | None) -> Tensor:
     """What is added to the scores: sentences source, padded with -inf to a multiple of eight."""
     additive = floats(sentences, source + -source % 8).fill_(-torch.inf)
     additive[:, :source] = 0.0 if valid is None else floats(*valid.shape).zero_().masked_fill_(~valid, -torch.inf)

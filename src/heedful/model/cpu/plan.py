@@ -147,6 +147,17 @@ class AttentionPlan(Plan):
 
 
 @dataclass(frozen=True, eq=False)
+class PositionalPlan(Plan):
+    """Attention whose queries and keys (`query_key`) are positions, and whose values are states."""
+
+    query_key: LinearPlan
+    value: LinearPlan
+    output: LinearPlan
+    heads: int
+    scale: float
+
+
+@dataclass(frozen=True, eq=False)
 class FeedForwardPlan(Plan):
     """`kind`: one of `door.KINDS`."""
 
@@ -170,6 +181,8 @@ class LayerPlan(Plan):
     cross_residual: ResidualPlan | None
     feedforward: FeedForwardPlan
     feedforward_residual: ResidualPlan
+    positional: PositionalPlan | None = None
+    positional_residual: ResidualPlan | None = None
 
     def style(self) -> Iterator[tuple[str, str, object]]:
         """What native/ assumes to be the same in all layers: name, place in this layer, value."""
@@ -182,7 +195,7 @@ class LayerPlan(Plan):
         yield "hidden", "feedforward", self.feedforward.output.inputs
         yield "width", "feedforward", self.feedforward.input.inputs
         yield "cross", "cross", self.cross is not None
-        for name in ("attention_residual", "cross_residual", "feedforward_residual"):
+        for name in ("attention_residual", "positional_residual", "cross_residual", "feedforward_residual"):
             residual: ResidualPlan | None = getattr(self, name)
             if residual is not None:
                 yield "placement", name, "pre" if residual.pre else "post"
@@ -209,6 +222,7 @@ class StackPlan(Plan):
     embedding_norm: NormPlan | None
     norm: NormPlan | None
     causal: bool
+    parallel: bool = False
 
     @property
     def width(self) -> int:
@@ -236,6 +250,19 @@ class EncoderDecoderPlan(Plan):
     read: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
     logits: Callable[[Tensor], Tensor]
     left: tuple[nn.Module, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class ParallelPlan(Plan):
+    """An encoder with fertilities, and a decoder that writes all words at once. `mask`: the vector of a masked word."""
+
+    encoder: StackPlan
+    source_table: TablePlan
+    decoder: StackPlan
+    target_table: TablePlan
+    head: HeadPlan
+    fertility: LinearPlan
+    mask: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,15 +5,16 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from heedful.model.architecture import Model
+from heedful.model.architecture import Model, ParallelSequenceToSequence
 from heedful.model.attention.softmax import Softmax
 from heedful.model.cpu import door
 from heedful.model.cpu.door import plan_of
-from heedful.model.cpu.plan import EncoderDecoderPlan, LinearPlan, ReaderPlan, Reason
+from heedful.model.cpu.parallel import parallel_plan
+from heedful.model.cpu.plan import EncoderDecoderPlan, LinearPlan, ParallelPlan, ReaderPlan, Reason
 from heedful.model.feedforward import FeedForward
 from heedful.model.heads import Vocabulary
 from heedful.model.layer import Layer
-from heedful.model.multihead import CrossAttention, SelfAttention
+from heedful.model.multihead import CrossAttention, PositionalAttention, SelfAttention
 from heedful.model.position import Position
 from heedful.model.stack import Stack
 from heedful.model.stack.transformer import Transformer
@@ -33,7 +34,8 @@ class Row:
 
 def report(model: Model) -> list[Row]:
     """For float32 on a CPU, with batches of typical size."""
-    missing, whole = door.no_kernels(), plan_of(model)
+    missing = door.no_kernels()
+    whole = parallel_plan(model) if isinstance(model, ParallelSequenceToSequence) else plan_of(model)
     rows: list[Row] = []
     for name, part in model.named_children():
         reason = _decoding_reason(name, whole) if missing is None else missing
@@ -57,6 +59,8 @@ def _decoding_reason(name: str, whole: object) -> Reason | None:
     """Why this child of a model runs as modules."""
     if isinstance(whole, Reason):
         return whole
+    if isinstance(whole, ParallelPlan):
+        return None
     if isinstance(whole, ReaderPlan):
         return Reason("heads: no kernel yet") if name == "heads" else None
     if not isinstance(whole, EncoderDecoderPlan):
@@ -89,21 +93,25 @@ def _stack(name: str, stack: Transformer, reason: Reason | None) -> list[Row]:
 def _layer(layer: Layer, biased: bool) -> Iterator[tuple[str, str, list[nn.Module]]]:
     """The parts of a layer: a name, the path in training, the modules."""
     yield "attention", _attention(layer.attention, biased), [layer.attention]
+    if layer.positional is not None:
+        yield "positional", _attention(layer.positional, False), [layer.positional]
     if layer.cross is not None:
         yield "cross", _attention(layer.cross, False), [layer.cross]
     yield "feedforward", _feedforward(layer.feedforward), [layer.feedforward]
-    residuals = [layer.attention_residual, layer.cross_residual, layer.feedforward_residual]
+    residuals = [layer.attention_residual, layer.positional_residual, layer.cross_residual, layer.feedforward_residual]
     known = [residual for residual in residuals if residual is not None]
     reasons = [found for residual in known if isinstance(found := door.norm(residual.norm), Reason)]
     yield "norms", _torch(reasons[0] if reasons else None), [*known]
 
 
 def _attention(attention: nn.Module, biased: bool) -> str:
-    if not isinstance(attention, SelfAttention | CrossAttention):
+    if not isinstance(attention, SelfAttention | CrossAttention | PositionalAttention):
         return _torch(Reason("no kernel yet"))
     mix, head, read = attention.mix, attention.head, attention.output.in_features
     if isinstance(attention, SelfAttention):
         linears, keys = [attention.query_key_value, attention.output], attention.query_key_value
+    elif isinstance(attention, PositionalAttention):
+        linears, keys = [attention.query_key, attention.value, attention.output], attention.query_key
     else:
         linears, keys = [attention.query, attention.key_value, attention.output], attention.key_value
     softmax: Reason | None = Reason(f"{type(mix).__name__.lower()}: no kernel yet")

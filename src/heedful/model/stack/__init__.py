@@ -14,13 +14,15 @@ from heedful.model.cpu.plan import Plan, Reason
 @dataclass(frozen=True)
 class StackShape:
     """What a stack is built for. `causal`: no state may depend on later inputs; `cross`: it also looks at a memory, of
-    a source whose embeddings are `source_width` wide (None = width)."""
+    a source whose embeddings are `source_width` wide (None = width). `parallel`: all words are written at once (Gu et
+    al. 2018), so no position sees itself, and each layer also looks at positions; only for stack transformer."""
 
     width: int
     input_width: int
     causal: bool = False
     cross: bool = False
     source_width: int | None = None
+    parallel: bool = False
 
 
 class Memory(Protocol):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from heedful.config import Layers, Probability, Size
 from heedful.model.attention import HeadShape
+from heedful.model.attention.softmax import SoftmaxConfig
 from heedful.model.cache import KeyValueCache, LayersCache, SegmentMemory
 from heedful.model.cpu.door import child_plan, plan_of
 from heedful.model.cpu.plan import (
@@ -26,13 +27,22 @@ from heedful.model.feedforward import GATED, FeedForwardConfig
 from heedful.model.layer import Layer
 from heedful.model.linear import Linear, linear_parameters
 from heedful.model.mask import Mask, positions_in_segments
-from heedful.model.multihead import CrossAttention, KeyValue, MultiHeadConfig, SelfAttention
+from heedful.model.multihead import (
+    CrossAttention,
+    KeyValue,
+    MultiHeadConfig,
+    Places,
+    PositionalAttention,
+    SelfAttention,
+)
 from heedful.model.norm import NormConfig
 from heedful.model.position import PositionConfig
-from heedful.model.position.sinusoidal import SinusoidalConfig
+from heedful.model.position.sinusoidal import Sinusoidal, SinusoidalConfig
 from heedful.model.residual import Placement, Residual, normed
 from heedful.model.sight import Sight
 from heedful.model.stack import Cache, Memory, Stack, StackConfig, StackShape
+
+WAVES = SinusoidalConfig()  # what positional attention looks at, whatever the stack's own positions are
 
 
 class TransformerConfig(StackConfig):
@@ -78,9 +88,10 @@ class TransformerConfig(StackConfig):
     def check(self, shape: StackShape) -> None:
         head_width = self.attention.head_width_in(shape.width)
         self.position.check(width=shape.input_width, head_width=head_width)
-        self.attention.check(
-            shape.width, layers=self.layers, causal=shape.causal, length=self.limit, asked=self.position.needs
-        )
+        asked = self.position.needs | ({"others_only"} if shape.parallel else set())
+        self.attention.check(shape.width, layers=self.layers, causal=shape.causal, length=self.limit, asked=asked)
+        if shape.parallel:
+            WAVES.check(width=shape.width, head_width=head_width)
         if shape.cross:
             self.cross_attention.check(shape.width, layers=self.layers, causal=False, cross=True)
         elif self.cross is not None:
@@ -117,6 +128,9 @@ class TransformerConfig(StackConfig):
             "feedforward": layers * self.feedforward.parameters(width),
             "norms": layers * (3 if shape.cross else 2) * norm,
         }
+        if shape.parallel:
+            counts["positional"] = layers * self.attention.parameters(width, cross=True)
+            counts["norms"] += layers * norm
         if shape.cross:
             cross = self.cross_attention
             each = cross.parameters(width, cross=True) + cross.mix.parameters(cross.shape(width, cross=True))
@@ -142,7 +156,8 @@ class TransformerConfig(StackConfig):
             look = self.cross_attention.shape(width, cross=True)
             cross = 2 * 2 * width * look.heads * look.head + self.cross_attention.mix.flops(look, length)
         mixed = sum(self.attention.mix.flops(one, length) for one in heads)
-        return self.layers * (project + products + cross) + mixed + lift
+        positional = project + SoftmaxConfig().flops(heads[0], length) if shape.parallel else 0
+        return self.layers * (project + products + cross + positional) + mixed + lift
 
     def remembered(self, shape: StackShape) -> int:
         return sum(self.attention.mix.remembered(one) for one in self.head_shapes(shape))
@@ -176,7 +191,7 @@ class Transformer(Stack):
     def __init__(self, config: TransformerConfig, shape: StackShape) -> None:
         super().__init__()
         width, input_width = shape.width, shape.input_width
-        self.causal = shape.causal
+        self.causal, self.parallel = shape.causal, shape.parallel
         self.windows = [config.attention.window_of(layer) for layer in range(config.layers)]
         self.supports, self.mix_kind = config.supports, config.attention.mix.kind
         self.long = config.attention.mix.long
@@ -223,7 +238,14 @@ class Transformer(Stack):
             keys = key_positions.shape[1]
             facts = (None if fact is None else fact[:, -keys:] for fact in (valid, segments, global_tokens))
             valid, segments, global_tokens = facts
-        mask = Mask(causal=self.causal, key_valid=valid, segments=segments, prefix=prefix, global_tokens=global_tokens)
+        mask = Mask(
+            causal=self.causal,
+            key_valid=valid,
+            segments=segments,
+            prefix=prefix,
+            global_tokens=global_tokens,
+            others_only=self.parallel,
+        )
         sights = self._sights(mask, positions, key_positions)
         if self.recomputed and not self.long:
             for sight in sights.values():
@@ -241,6 +263,7 @@ class Transformer(Stack):
     ) -> Tensor:
         recalled = cache if isinstance(cache, SegmentMemory) else None
         memory_sight = None if memory is None else Sight(memory.mask)
+        places = self._places(x, next(iter(sights.values()))) if self.parallel else None
         for index, layer in enumerate(self.each_layer()):
             x = layer(
                 x,
@@ -249,8 +272,15 @@ class Transformer(Stack):
                 memory_sight=memory_sight,
                 cache=cache.layers[index] if isinstance(cache, LayersCache) else None,
                 past=None if recalled is None else recalled.exchange(index, x),
+                places=places,
             )
         return x
+
+    def _places(self, x: Tensor, sight: Sight) -> Places:
+        """The positions that positional attention compares, and that it sees all but padding."""
+        assert sight.query_positions is not None
+        waves = waves_of(sight.query_positions, x.shape[-1]).to(x.dtype)
+        return Places(waves, Sight(Mask(key_valid=sight.mask.key_valid)))
 
     def read(self, states: Tensor, valid: Tensor | None = None, *, inputs: Tensor | None = None) -> LayerMemory:
         layers = [layer.cross.read(states) for layer in self.each_layer() if layer.cross is not None]
@@ -295,7 +325,9 @@ class Transformer(Stack):
                 return Reason(f"window {window}: no kernel yet", f"layers.{index}.attention")
         reason = differing(layers)
         position = replace(position, limit=self.limit)
-        return StackPlan(tuple(layers), position, embedding_norm, norm, self.causal) if reason is None else reason
+        if reason is not None:
+            return reason
+        return StackPlan(tuple(layers), position, embedding_norm, norm, self.causal, self.parallel)
 
     def _norm_plan(self, name: str) -> NormPlan | Reason | None:
         plan = plan_of(getattr(self, name), name)
@@ -342,11 +374,17 @@ def _key_positions(positions: Tensor, cache: LayersCache | SegmentMemory | None)
     return torch.arange(cache.length + positions.shape[1], device=positions.device)[None]
 
 
+def waves_of(positions: Tensor, width: int) -> Tensor:
+    """The positions as positional attention sees them: positions' shape, width."""
+    return Sinusoidal(WAVES).waves(positions, width)
+
+
 def _build_layer(config: TransformerConfig, shape: StackShape, layer: int) -> Layer:
-    width, cross = shape.width, config.cross_attention
+    width, cross, own = shape.width, config.cross_attention, config.head_shapes(shape)[layer]
     return Layer(
-        attention=SelfAttention(config.attention, width, config.head_shapes(shape)[layer]),
+        attention=SelfAttention(config.attention, width, own),
         cross=CrossAttention(cross, width, cross.shape(width, cross=True)) if shape.cross else None,
         feedforward=config.feedforward.build(width),
         residual=lambda: Residual(config.norm.build(width), placement=config.placement, dropout=config.dropout),
+        positional=PositionalAttention(config.attention, width, own) if shape.parallel else None,
     )

@@ -36,7 +36,7 @@ const WORDS = {
     copy: "Copy", copied: "Copied", notCopied: "The browser does not allow copying", share: "Copy link", api: "API",
     linkCopied: "Link copied", linkShown: "The link is in the address bar", beams: "Beam size", glossary: "Glossary",
     glossaryHint: "One phrase per line.", required: "Phrases the translation must contain",
-    avoid: "Phrases the translation must not contain", weight: "Attention weight",
+    avoid: "Phrases the translation must not contain", fertility: "Target tokens of this word", weight: "Attention weight",
     axes_cross: "(rows: target tokens being predicted; columns: source tokens)",
     axes_encoder: "(rows and columns: source tokens)", axes_decoder: "(rows and columns: target tokens read)",
     axes_own: "(rows and columns: tokens of the text)", noModel: "The link asks for the model “{name}”, which is not served here.",
@@ -58,7 +58,7 @@ const WORDS = {
     noWeights: "这个模型的注意力没有可以显示的权重。",
     copy: "复制", copied: "已复制", notCopied: "浏览器不允许复制", share: "复制链接", api: "API", linkCopied: "链接已复制",
     linkShown: "链接在地址栏中", beams: "束宽", glossary: "术语表", glossaryHint: "每行一个短语。", required: "译文必须包含的短语",
-    avoid: "译文不得包含的短语", weight: "注意力权重", axes_cross: "（行：正在预测的译文词元；列：原文词元）",
+    avoid: "译文不得包含的短语", fertility: "该词对应的译文词元数", weight: "注意力权重", axes_cross: "（行：正在预测的译文词元；列：原文词元）",
     axes_encoder: "（行和列：原文词元）", axes_decoder: "（行和列：已读入的译文词元）", axes_own: "（行和列：文本的词元）",
     noModel: "链接要求的模型“{name}”不在这台服务器上。",
     part: "文本分为 {count} 部分翻译。这是第 {number} 部分：“{text}”",
@@ -75,6 +75,7 @@ const state = {
 };
 const say = (name, values = {}) => (WORDS[state.language][name] || name).replace(/\{(\w+)\}/g, (_, key) => values[key]);
 const model = () => state.models.find((one) => one.name === $("model").value);
+const isStepwise = () => !model() || model().stepwise !== false; // or it writes all words at once
 const isWriter = () => model() && model().kind === "language model";
 
 async function ask(path, body) {
@@ -209,7 +210,8 @@ async function translate() {
       text, model: $("model").value, num_beams: beams(), target_prefix: state.prefix, constraints: phrases("required"),
       avoid: phrases("avoid"), ...spoken(),
     };
-    const answer = await ask("api/translate", { ...asked, num_return_sequences: Math.min(4, beams()) });
+    if (!isStepwise()) Object.assign(asked, { num_beams: 1, target_prefix: "", constraints: [], avoid: [] });
+    const answer = await ask("api/translate", { ...asked, num_return_sequences: Math.min(4, asked.num_beams) });
     if (turn !== state.turn) return;
     state.translation = answer.translations[0];
     problem(state.translation.warnings.join("; "));
@@ -250,6 +252,11 @@ function showTranslation() {
   const links = found.alignment || [], sources = found.source_words;
   const shown = sources.map((word) => make("span", word));
   shown.forEach((span) => words.append(span, gap(span.textContent)));
+  if (found.fertilities) {
+    const all = [...shown, make("span", "</s>")];
+    words.append(all[shown.length]);
+    all.forEach((span, place) => span.append(make("small", String(found.fertilities[place]), { title: say("fertility") })));
+  }
   const written = found.words.map((word) => word);
   written.forEach((word, place) => {
     const span = make("span", word.text, { tabindex: 0, title: `${say("probability")} ${word.probability.toFixed(3)}` });
@@ -275,7 +282,7 @@ const PANELS = ["decisive", "tokens", "attention", "steps", "positions"];
 function TABS() {
   if (isReader()) return model().inspects ? ["decisive", "tokens", "attention", "positions"] : [];
   if (isChat()) return [];
-  return isWriter() ? ["tokens", "attention"] : ["tokens", "attention", "steps", "positions"];
+  return isWriter() ? ["tokens", "attention"] : ["tokens", "attention", ...(isStepwise() ? ["steps"] : []), "positions"];
 }
 
 function showTabs() {
@@ -590,6 +597,8 @@ function showAll() {
   for (const element of document.querySelectorAll("[data-say]")) element.textContent = say(element.dataset.say);
   $("language").textContent = state.language === "en" ? "中文" : "English";
   $("translate").hidden = isWriter() || isReader();
+  for (const id of ["beam-field", "glossary"]) $(id).hidden = given || !isStepwise();
+  $("source-words").classList.toggle("fertile", !isStepwise());
   $("write").hidden = !isWriter() || isChat();
   $("chat").hidden = !isChat();
   $("read").hidden = !isReader();
@@ -629,7 +638,7 @@ function choose() {
 async function start() {
   state.language = (navigator.language || "en").startsWith("zh") ? "zh" : "en";
   if (given) {
-    state.models = [given.prediction ? { name: "file", kind: "reader", inputs: given.inputs, inspects: true } : { name: "file", kind: "translator" }];
+    state.models = [given.prediction ? { name: "file", kind: "reader", inputs: given.inputs, inspects: true } : { name: "file", kind: "translator", stepwise: given.translation.stepwise }];
     fill($("model"), [["file", "file"]], "file");
     for (const element of document.querySelectorAll(".live")) element.hidden = true;
     state.data = given.inspected;
