@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 import unicodedata
 
 import pytest
@@ -269,3 +271,15 @@ def test_two_tokenizers_in_a_folder_keep_their_own_names(tmp_path):
     second.save(tmp_path / "tokenizer.json")
     assert Tokenizer.load(tmp_path / "source_tokenizer.json").eos == first.eos
     assert Tokenizer.load(tmp_path / "tokenizer.json").eos == 3
+
+
+RARE = """
+from heedful.text.tokenizer import TokenizerConfig, train_tokenizer
+texts = [chr(0x4E00 + number) for number in range(2000)]
+print(train_tokenizer(texts, TokenizerConfig(), vocab=600).digest())
+"""
+
+
+def test_which_of_equally_rare_characters_are_kept_does_not_depend_on_the_process():
+    run = [sys.executable, "-c", RARE]
+    assert len({subprocess.run(run, capture_output=True, text=True, check=True).stdout for _ in range(3)}) == 1

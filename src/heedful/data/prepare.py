@@ -183,6 +183,16 @@ def cache_key(*parts: object) -> str:
     return blake2b(json.dumps([FORMAT, *parts], sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
+@dataclass(frozen=True)
+class _Reread:
+    """Texts that can be read more than once without being held in memory."""
+
+    read: Callable[[], Iterator[str]]
+
+    def __iter__(self) -> Iterator[str]:
+        return self.read()
+
+
 def _train_tokenizers(
     inputs: Inputs, data: DataConfig, config: TokenizerConfig, report: Report, limit: int, specials: Sequence[str]
 ) -> list[Tokenizer]:
@@ -191,6 +201,7 @@ def _train_tokenizers(
     split = split_for(inputs, data, report)
 
     def texts(columns: Sequence[int]) -> Iterator[str]:
+        split.seen = 0
         dealt = (part for line in usable(inputs.read("train")) for part in split.deal(line))
         lines = (line for place, line in dealt if place == "train")
         return (
@@ -200,11 +211,10 @@ def _train_tokenizers(
         )
 
     def train(columns: Sequence[int]) -> Tokenizer:
-        split.seen = 0
         words = sum(report.sides[column].total_words for column in columns)
         words = min(words, limit * len(columns) // len(report.sides)) if limit else words
         vocab = config.vocab or (0 if config.kind == "character" else vocab_for(words))
-        return train_tokenizer(texts(columns), config, vocab=vocab, extra=specials)
+        return train_tokenizer(_Reread(lambda: texts(columns)), config, vocab=vocab, extra=specials)
 
     columns = range(len(report.sides))
     if config.joint:

@@ -395,7 +395,9 @@ def train_tokenizer(
     texts: Iterable[str], config: TokenizerConfig, *, vocab: int, extra: Sequence[str] = ()
 ) -> Tokenizer:
     """A tokenizer trained on these texts, with at most `vocab` tokens, but at least enough for all bytes. `extra`:
-    special tokens that a task needs beyond the four of every tokenizer."""
+    special tokens that a task needs beyond the four of every tokenizer. The texts are read twice; those of an iterator
+    are held in memory."""
+    texts = list(texts) if isinstance(texts, Iterator) else texts
     special = [*SPECIALS, *(token for token in extra if token not in SPECIALS)]
     trained = _trained(texts, config, vocab, special)
     if set(CHAT_TOKENS) <= set(special):
@@ -432,8 +434,10 @@ def _trained(texts: Iterable[str], config: TokenizerConfig, vocab: int, special:
         trainer = trainers.UnigramTrainer(unk_token="<unk>", **options)
     else:
         backend.model = models.BPE(unk_token="<unk>", byte_fallback=True)
-        # Rare characters use byte fallback: a vocabulary full of them would have no room for words.
-        trainer = trainers.BpeTrainer(limit_alphabet=max(1, (vocab - len(specials)) // 2), **options)
+        # Rare characters use byte fallback: a vocabulary full of them would have no room for words. Of equally rare
+        # ones the trainer would drop any, and another run others.
+        kept = _frequent(backend, texts, max(1, (vocab - len(specials)) // 2))
+        trainer = trainers.BpeTrainer(initial_alphabet=kept, limit_alphabet=len(kept), **options)
     backend.train_from_iterator(texts, trainer)
     if config.kind == "bpe" and vocab < SMALL:
         backend = _without_phrases(backend)
@@ -465,15 +469,19 @@ def _train_byte_bpe(backend: Backend, texts: Iterable[str], vocab: int, special:
 
 def _train_characters(backend: Backend, texts: Iterable[str], vocab: int, special: list[str]) -> Backend:
     """BPE without a single merge."""
-    counts: Counter[str] = Counter()
-    for text in _normalised(backend, texts):
-        counts.update(text)
-    room = max(0, vocab - len(special) - len(BYTES)) if vocab else None
-    characters = [character for character, _ in sorted(counts.most_common(room), key=lambda pair: (-pair[1], pair[0]))]
+    characters = _frequent(backend, texts, max(0, vocab - len(special) - len(BYTES)) if vocab else None)
     tokens = {token: index for index, token in enumerate([*special, *BYTES, *characters])}
     backend.model = models.BPE(vocab=tokens, merges=[], unk_token="<unk>", byte_fallback=True)
     backend.add_special_tokens(special)
     return backend
+
+
+def _frequent(backend: Backend, texts: Iterable[str], most: int | None) -> list[str]:
+    """The most frequent characters; of equally frequent ones, those that come first in Unicode."""
+    counts: Counter[str] = Counter()
+    for text in _normalised(backend, texts):
+        counts.update(text)
+    return sorted(counts, key=lambda character: (-counts[character], character))[:most]
 
 
 def _normalised(backend: Backend, texts: Iterable[str]) -> Iterator[str]:
