@@ -49,7 +49,7 @@ def test_the_commands_of_the_page_run(tmp_path):
     assert "rouge[summarize]" in found["train --recipe tasks.yaml --out runs/tasks"]
     assert "de-fr was not trained" in found['"Hallo." | heedful translate runs/many --from de --to fr']
     assert "2de" in (tmp_path / "hello.html").read_text(encoding="utf-8")
-    (code,) = blocks("python")
+    (code,) = blocks("py")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True,
                           timeout=300)  # fmt: skip
     assert done.stdout == "str\n", done.stderr[-800:]

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from heedful.bounded import LARGEST_NUMBER
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.stops import until
 from heedful.generator import Continuation, Piece, Prompt
@@ -40,7 +41,7 @@ class Asked(BaseModel):
     max_tokens: int | None = Field(16, ge=1, le=MOST_TOKENS)
     temperature: float | None = Field(1.0, ge=0, le=10)
     top_p: float | None = Field(1.0, ge=1e-6, le=1)
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(0, ge=0, le=LARGEST_NUMBER)
     min_p: float = Field(0.0, ge=0, lt=1)
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     n: int | None = Field(1, ge=1, le=16)

@@ -73,8 +73,8 @@ class QuestionAnsweringConfig(TaskConfig):
         file, threshold = folder / THRESHOLD, self.null_threshold
         if threshold is None and file.is_file():
             threshold = read_object(file).get("null_threshold")
-            if not isinstance(threshold, int | float) or not math.isfinite(threshold):
-                raise ValueError(f"{file}: null_threshold must be a number, not {threshold!r:.100}")
+            if threshold is not None and not (isinstance(threshold, int | float) and math.isfinite(threshold)):
+                raise ValueError(f"{file}: null_threshold must be a number or null, not {threshold!r:.100}")
         threshold = options.pop("null_threshold", threshold)
         return Answerer(opened(folder, self.columns, others, options), self, threshold)
 

@@ -3,11 +3,13 @@
 // is shown as text, never as HTML.
 const CHAT_WORDS = {
   en: {
+    systemHint: "What the model is told before the conversation.",
     chatHint: "Write a message. The model reads the whole conversation each time.", message: "Message", send: "Send",
     newTalk: "New conversation", system: "Instructions to the model (optional)", you: "You", cutOff: "cut off by the length limit",
     forgotten: "The oldest {count} messages no longer fit the model and are not read any more.",
   },
   zh: {
+    systemHint: "对话开始之前告诉模型的内容。",
     chatHint: "写一条消息。模型每次都会阅读整个对话。", message: "消息", send: "发送", newTalk: "新对话", system: "给模型的说明（可选）",
     you: "你", cutOff: "达到长度上限，被截断", forgotten: "最早的 {count} 条消息已放不下，模型不再阅读。",
   },

@@ -81,6 +81,7 @@ function sample(name, schema, path) {
   const known = {
     source, target, q: TEXT, text: TEXT, prompt: TEXT, model: path.startsWith("/v1/") ? writer : translator, name: writer,
     inputs: Array(reader.inputs.length).fill(TEXT).join("\t"), input: TEXT, query: TEXT, documents: [TEXT, "Bye."],
+    messages: [{ role: "user", content: TEXT }],
   };
   if (known[name] !== undefined) return known[name];
   if (schema.enum) return schema.enum[0];
