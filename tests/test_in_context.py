@@ -115,6 +115,13 @@ def test_pieces_of_a_document_with_what_stands_before_them_equal_the_whole(model
     assert text == " ".join(one.text for one in whole)
 
 
+def test_a_text_in_parts_reads_its_context_once_and_then_its_own_parts(model):
+    first, *rest = DOCUMENTS[0]
+    whole = [one.text for one in model.translate_document([first, *rest[:2]])]
+    together = model.translate_document([first, " ".join(rest[:2])], split=True)
+    assert [one.text for one in together] == [whole[0], " ".join(whole[1:])]
+
+
 def test_an_empty_line_is_no_context_and_stays_a_line(model):
     texts = [DOCUMENTS[0][0], "  ", DOCUMENTS[0][1]]
     found = model.translate_document(texts, num_beams=1)

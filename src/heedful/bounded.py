@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 LARGEST_TEXT = 64 << 20  # bytes of a JSON file; the largest published tokenizers have about 35 MB
+MOST_CONTAINERS = 2_000_000  # lists and objects of a JSON file; a Unigram tokenizer has one for each piece
 LARGEST_YAML = 100 << 10  # bytes; our recipes have about 3 kB
 DEEPEST = 64  # lists within lists of YAML
 NODES = 10_000  # values of a YAML file, each alias counted as often as it is used
@@ -44,7 +45,10 @@ def read_text(path: Path, *, most: int = LARGEST_TEXT) -> str:
 def read_json(path: Path, *, most: int = LARGEST_TEXT) -> Any:
     """What a JSON file holds. NaN and infinity, which are not JSON, are refused."""
     try:
-        return json.loads(read_text(path, most=most), parse_constant=_no_constant)
+        text = read_text(path, most=most)
+        if text.count("[") + text.count("{") > MOST_CONTAINERS:
+            raise ValueError(f"{path} holds more than {MOST_CONTAINERS:,} lists and objects")
+        return json.loads(text, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     except RecursionError:
@@ -138,6 +142,8 @@ def refuse_infinite(tensors: Iterable[tuple[str, Any]], place: Path | str) -> No
     """Weights that are not numbers make every result meaningless. A sum, which is fast, is finite only if all are; as
     it may overflow, the exact check decides."""
     for name, tensor in tensors:
+        if tensor.is_floating_point() and tensor.itemsize == 1:  # float8, which torch does not add
+            tensor = tensor.float()
         if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all():
             bad = int((~tensor.isfinite()).sum())
             raise ValueError(

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.checkpoint import load_model, read_config
-from heedful.data.prepare import load_tokenizers
+from heedful.checkpoint import load_model, open_tokenizers, read_config
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.streams import cores
 from heedful.generator import Generator, Piece
 from heedful.generator import Prompt as Written
 from heedful.model.architecture import LanguageModel, SequenceToSequence
-from heedful.text.chat import Chat, Message, Prompt
+from heedful.text.chat import Chat, Message, Prompt, TooLongError
 
 NEW_TOKENS = 200
 GREEDY = GenerationConfig(num_beams=1, max_new_tokens=NEW_TOKENS)
@@ -56,6 +55,14 @@ class Chatter:
             most -= 1  # for the end of the source
         known = [limit for limit in (most, self.trained) if limit is not None]
         return self.chat.prompt(messages, role=role, limit=min(known) if known else None)
+
+    def fits(self, messages: Sequence[Message], *, role: str = "assistant") -> bool:
+        """Whether the last message is short enough to be read."""
+        try:
+            self.prompt(messages, role=role)
+        except TooLongError:
+            return False
+        return True
 
     def settings(self, config: GenerationConfig) -> GenerationConfig:
         """With what else ends a reply of this model."""
@@ -117,7 +124,7 @@ def load(folder: str | Path, *, streams: int | None = None) -> Chatter:
     kind = task["kind"] if isinstance(task, dict) else task
     if isinstance(model, SequenceToSequence) and kind != "dialogue":
         raise ValueError(f"{folder} was trained for {kind}, not on dialogues; use heedful translate or predict")
-    tokenizer = load_tokenizers(folder, columns=1)[0]
+    (tokenizer,) = open_tokenizers(folder, model, columns=1)
     generator = Generator(model, tokenizer, streams=cores() if streams is None else streams)
     limit = config.get("data", {}).get("max_length") if kind == "dialogue" else None
     return Chatter(generator, limit=limit)

@@ -468,9 +468,9 @@ class Reading:
     parts: list[_Part]
 
     def requests(self) -> list[Request]:
-        """One per part. Prefix and required phrases apply to the first."""
+        """One per part. Prefix and required phrases apply to the first, which the context stands before."""
         first, *others = self.parts
-        rest = [replace(self.request, text=part.text, prefix="", required=()) for part in others]
+        rest = [replace(self.request, text=part.text, prefix="", required=(), context=()) for part in others]
         return [replace(self.request, text=first.text), *rest]
 
 

@@ -65,6 +65,8 @@ def test_what_cannot_be_scored_is_refused_before_any_training(corpus, tmp_path, 
     assert "with --valid no test pairs are held out; give some with --test" in said
     asked = ["compare", corpus, "--recipe", "char-gpt", "--out", tmp_path / "out", "-v", "model.width=8"]
     assert "--test is for translators" in refused(monkeypatch, capsys, *asked, "--test", corpus)
+    asked = ["compare", corpus, *SHARED, "--out", tmp_path / "out", "-v", "data.context=1"]
+    assert "with and without data.context other pairs are held out" in refused(monkeypatch, capsys, *asked)
     assert not (tmp_path / "out").exists()
 
 

@@ -166,6 +166,11 @@ REFUSED = [
     ),
     (
         "fertility",
+        {"stop_strings": ("x",)},
+        "stop_strings is for models that write word by word, and this one writes all words",
+    ),
+    (
+        "fertility",
         {"iterations": 3},
         "iterations is for mask-predict, and this model copies by fertility; leave it out",
     ),

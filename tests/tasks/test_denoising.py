@@ -49,7 +49,8 @@ def test_resumed_training_equals_uninterrupted_training(text, tmp_path, monkeypa
 
 
 def test_micro_batches_equal_one_batch(text, tmp_path):
-    dry = {"model.encoder.dropout": 0.0, "model.decoder.dropout": 0.0, "training.eps": 0.001, "training.steps": 10}
+    dry = {"model.encoder.dropout": 0.0, "model.decoder.dropout": 0.0, "training.eps": 0.001, "training.steps": 10,
+           "training.samples": 0}  # fmt: skip
     run(text, tmp_path / "one", **dry)
     run(text, tmp_path / "three", **dry, **{"training.accumulate": 3})
     assert losses(tmp_path / "one") == pytest.approx(losses(tmp_path / "three"), abs=1e-5)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,7 +69,6 @@ def compare(
 
       heedful compare pairs.tsv --out runs/depth -v "deep: model.encoder.layers=6 model.decoder.layers=6" --budget 5m
     """
-    from heedful.model.architecture import SequenceToSequence
     from heedful.training.recipe import read_recipe
 
     names = [word for word in files if "=" not in word or Path(word).exists()]
@@ -80,11 +80,13 @@ def compare(
     if repeated:
         raise ValueError(f"two variants are called {repeated.pop()!r}; name them: --variant 'NAME: KEY=VALUE'")
     recipes = [read_recipe(recipe, [*common, *one.changes]) for one in every]  # mistakes are found before any training
-    translates = issubclass(recipes[0].task.trains, SequenceToSequence)
+    translates = recipes[0].task.translates
     if test is not None and not translates:
         raise ValueError(f"--test is for translators; the task {recipes[0].task.kind} is compared by its validation")
     if test is None and valid and translates:
         raise ValueError("with --valid no test pairs are held out; give some with --test")
+    if test is None and translates and len({one.data.context > 0 for one in recipes}) > 1:
+        raise ValueError("with and without data.context other pairs are held out; give test pairs with --test")
     found: dict[str, list[Run]] = {}
     for one, chosen in zip(every, recipes, strict=True):
         for seed in range(1, seeds + 1):
@@ -158,10 +160,12 @@ def _scored(folder: Path, recipe: "Recipe", seed: int, test: Path | None) -> Run
     last = [line for line in read_metrics(folder) if "final" in line]
     use = heedful.load(folder)
     scores, texts, model = dict(last[-1]["final"]), list[str](), getattr(use, "model", None)
-    if isinstance(use, heedful.Translator) and not hasattr(use, "evaluate"):
-        pairs = _pairs(folder, test)
+    if isinstance(use, heedful.Translator) and recipe.task.translates:
+        pairs, places = _pairs(folder, test, documents=use.context > 0)
         references = [target for _, target in pairs]
-        texts = [one.text for one in use.translate([source for source, _ in pairs], split=False)]
+        starts = [number for number, place in enumerate(places) if not place] if use.context else [0]
+        documents = [[source for source, _ in pairs[start:end]] for start, end in pairwise([*starts, len(pairs)])]
+        texts = [one.text for some in use.translate_documents(documents, split=False) for one in some]
         cut = tokenization(references, language=recipe.data.target_language)
         each = scored(texts, [references], tokenize=cut.name)
         scores = {"bleu": each["bleu"].value, "chrf": each["chrf"].value, "loss": scores["loss"]}
@@ -178,17 +182,17 @@ def _scored(folder: Path, recipe: "Recipe", seed: int, test: Path | None) -> Run
     )
 
 
-def _pairs(folder: Path, test: Path | None) -> list[tuple[str, str]]:
-    from heedful.data.corpus import Line, read_pairs
+def _pairs(folder: Path, test: Path | None, *, documents: bool = False) -> tuple[list[tuple[str, str]], list[int]]:
+    from heedful.commands.evaluate import read_pairs_of
 
     file = test or folder / "test.tsv"
     if not file.is_file():
         raise ValueError("no pairs were held out to test on; give some with --test")
-    return [(line.texts[0], line.texts[1]) for line in read_pairs([file]) if isinstance(line, Line)]
+    return read_pairs_of(file, documents=documents)
 
 
 def _references(folder: Path, test: Path | None) -> list[str]:
-    return [target for _, target in _pairs(folder, test)] if test or (folder / "test.tsv").is_file() else []
+    return [target for _, target in _pairs(folder, test)[0]] if test or (folder / "test.tsv").is_file() else []
 
 
 def _summary(found: dict[str, list[Run]], recipes: "list[Recipe]", references: list[str]) -> dict[str, Any]:

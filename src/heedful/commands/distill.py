@@ -245,7 +245,7 @@ def _held_out(folders: Sequence[Path]) -> frozenset[str]:
     """Keys of the sources that the models' trainings held out for testing."""
     from heedful.data.corpus import Line, near, read_pairs
 
-    files = [folder / "test.tsv" for folder in folders if (folder / "test.tsv").is_file()]
+    files = [file for folder in folders for file in (folder / "test.tsv", *folder.glob("test.*.tsv")) if file.is_file()]
     found = (near(line.texts[0]) for file in files for line in read_pairs([file]) if isinstance(line, Line))
     return frozenset(key for key in found if key)
 

@@ -71,6 +71,8 @@ def evaluate(
         from heedful.commands.evaluate_parts import evaluate_parts, parts_of
 
         if each := parts_of(models[0]):
+            if source or target or tokenize or (fertilities, noisy, iterations, length_beam) != ("argmax", 0, 10, 5):
+                raise ValueError("every corpus of this model has its own settings; for others, give a test file")
             evaluate_parts(models, each, options, num_beams, length_penalty, batch_tokens, as_json, markdown)
             return
     folders, test = _test_of(models)

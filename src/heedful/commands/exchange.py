@@ -49,6 +49,12 @@ def import_model(
     opened = published.load(source)
     recipe = _recipe(opened, source)
     tokenizers = published.load_tokenizers(source, columns=2 if recipe["task"]["kind"] == "translation" else 1)
+    rows = getattr(opened.model.config, "vocab", None)
+    if rows and tokenizers and tokenizers[-1].vocab > rows:
+        raise ValueError(
+            f"{source}: the tokenizer has {tokenizers[-1].vocab:,} tokens, but the model has {rows:,} rows for them; "
+            "remove the added tokens from tokenizer.json"
+        )
     with locked(out / ".lock", "a training or an import"):
         _refuse_model(out)
         save_weights(out, state_of(opened.model))

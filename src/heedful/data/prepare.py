@@ -158,7 +158,8 @@ def prepare(
     digests = [tokenizer.digest() for tokenizer in tokenizers]
     parts = [content, columns, digests, data.max_length, data.held_out, inputs.strict]
     others = [other for other in others if not other.valid]
-    key = cache_key(*parts, *([[other.digests(cache) for other in others]] if others else []))
+    known = [[other.digests(cache), list(other.fields), other.prefix] for other in others]
+    key = cache_key(*parts, *([known] if known else []))
     folder = cache / key
     with locked(cache_lock(cache, key), "tokenising the same corpus", wait=notify):
         if not (folder / "facts.json").exists():

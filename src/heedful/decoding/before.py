@@ -66,5 +66,5 @@ def _without(one: Hypothesis, count: int, config: GenerationConfig) -> Hypothesi
     if not count:
         return one
     log_probs = one.token_log_probs[count:]
-    score = config.rank(sum(log_probs), len(log_probs))
+    score = config.rank(sum(log_probs), max(1, len(log_probs)))  # none, if it was cancelled before
     return replace(one, tokens=one.tokens[count:], score=score, log_prob=sum(log_probs), token_log_probs=log_probs)

@@ -27,7 +27,7 @@ from heedful.text.tokenizer import Tokenizer
 
 STEPWISE = ("do_sample", "num_beam_groups", "diversity_penalty", "min_new_tokens", "no_repeat_ngram_size",
             "repetition_penalty", "early_stopping", "renormalize_logits", "temperature", "top_k", "top_p",
-            "min_p")  # fmt: skip
+            "min_p", "stop_strings")  # fmt: skip
 USUAL_BEAMS = GenerationConfig().num_beams
 Teacher = Callable[[], SequenceToSequence]
 

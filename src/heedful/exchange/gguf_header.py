@@ -13,7 +13,7 @@ from heedful.bounded import regular
 
 SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # type -> bytes
 STRING, ARRAY = 8, 9
-MOST_VALUES = 4_000_000  # in all arrays; a vocabulary of 256,000 tokens has about a million
+MOST_VALUES = 1_500_000  # in all arrays, each of which costs an object; a vocabulary of 256,000 tokens has a million
 MOST_TENSORS = 100_000
 NUMBERS = 8  # values in a byte, at most: one bit each
 

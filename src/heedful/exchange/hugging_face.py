@@ -63,7 +63,6 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = torch.float32) -> Op
         weights = {ours: tensors.ours(ours, names, parameter) for ours, parameter in model.named_parameters()}
         left_out = tensors.left_out(names)
         architecture = str((theirs.get("architectures") or ["Model"])[0])
-    refuse_infinite(weights.items(), folder)
     if known.architectures and not architecture.endswith(known.architectures):
         heads = ", ".join(head.kind for head in getattr(config, "heads", ())) or "none"
         warnings.warn(f"{folder}: unknown architecture {architecture!r}; heads inferred from the tensors: {heads}",
@@ -72,6 +71,7 @@ def load(folder: str | Path, *, dtype: torch.dtype | None = torch.float32) -> Op
         warnings.warn(f"{folder}: skipped tensors that the model does not use: {_some(left_out)}", stacklevel=2)
     with opening(folder):
         drawn = {**_drawn(model), **tensors.own(name for name, _ in model.named_buffers())}
+        refuse_infinite({**weights, **drawn}.items(), folder)
         model.load_state_dict({**weights, **drawn}, assign=True)
     beyond = set(theirs) - {"model_type"} - set(known.write_config(config))
     return Opened(
@@ -216,8 +216,9 @@ class _Tensors:
         self.folder = folder
         self.family = known
         found = _held(folder)
-        self.files = {_today(name, known, of=found): (name, file) for name, (file, _) in found.items()}
-        self.held = {_today(name, known, of=found): held for name, (_, held) in found.items()}
+        prefixed = [name for name in found if name.startswith(known.prefix)][:1]  # one is enough to know
+        self.files = {_today(name, known, of=prefixed): (name, file) for name, (file, _) in found.items()}
+        self.held = {_today(name, known, of=prefixed): held for name, (_, held) in found.items()}
         self.names = set(self.files)
         self.used: set[str] = set()
 

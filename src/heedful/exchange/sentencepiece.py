@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as Backend
 from heedful.bounded import regular
 
 LARGEST, LONGEST = 64 << 20, 1024  # bytes of a file and of a piece, whose cuts are counted
+MOST_PIECES = 1 << 20  # the largest published vocabularies have 900,000
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 KINDS = {1: "unigram", 2: "bpe"}
 SPACE = "▁"
@@ -95,7 +96,9 @@ def _fields(data: bytes) -> dict[int, list[Any]]:
     """The fields of a message by number: integers, or bytes."""
     found: dict[int, list[Any]] = {}
     for number, value in _walk(data):
-        found.setdefault(number, []).append(value)
+        (values := found.setdefault(number, [])).append(value)
+        if len(values) > MOST_PIECES:
+            raise IndexError(f"more than {MOST_PIECES:,} pieces")
     return found
 
 

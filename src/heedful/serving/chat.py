@@ -15,6 +15,7 @@ from heedful.decoding.generation import GenerationConfig
 from heedful.generator import Prompt as Written
 from heedful.serving import openai
 from heedful.serving.context import Context, clean
+from heedful.serving.engine import STOPPED, StoppedError
 from heedful.serving.libretranslate import REFUSALS
 from heedful.serving.limits import RefusedError, bearer, error_body
 from heedful.serving.models import Writing
@@ -128,6 +129,8 @@ async def _streamed(
             yield {**frame, "choices": [], "usage": _usage(prompt, written)}
     except TimeoutError:
         yield error_body("/v1/", 503, openai.TOO_LONG)
+    except StoppedError:
+        yield error_body("/v1/", 503, STOPPED)
     finally:
         written.give_up()
 

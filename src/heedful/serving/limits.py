@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import json
 import re
+import socket
 from collections.abc import Collection, Sequence
 from ipaddress import ip_address
 from itertools import chain
@@ -48,9 +49,14 @@ def allowed_hosts(bound: str, named: Sequence[str]) -> frozenset[str]:
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ip_address(host.strip("[]")).is_loopback
+        found = {ip_address(host.strip("[]"))}
     except ValueError:
-        return host.rstrip(".").lower() == "localhost"
+        try:
+            every = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None)}
+        except OSError:
+            return host.rstrip(".").lower() == "localhost"
+        found = set(map(ip_address, every))
+    return all((getattr(one, "ipv4_mapped", None) or one).is_loopback for one in found)
 
 
 def _host(header: str) -> str:

@@ -146,4 +146,6 @@ async def _disconnected(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     logging.getLogger("heedful").error("%s %s", request.url.path, error, exc_info=error)
-    return _answer(request, 500, "internal server error; see the server's log")
+    answer = _answer(request, 500, "internal server error; see the server's log")
+    answer.headers.update({name.decode(): value.decode() for name, value in SAFE})  # the handler is outside of `Logged`
+    return answer

@@ -137,6 +137,7 @@ class TaskConfig(PartConfig):
     labelled     whether rows are examples that people labelled, of which none may be lost: a row that cannot be used is
                  an error, and texts longer than data.max_length are kept whole, since the task reads them in windows
     mixes        whether it can be trained on several corpora: see `Prepared.parts`
+    translates   whether it gives a Translator that is scored on pairs: `evaluate` and `compare` do that themselves
     sizes        the recipes that `--budget` chooses a model from; none = the recipe's own model
     note         what the model card says about the scores
     """
@@ -150,6 +151,7 @@ class TaskConfig(PartConfig):
     in_context: ClassVar[bool] = False
     labelled: ClassVar[bool] = False
     mixes: ClassVar[bool] = False
+    translates: ClassVar[bool] = False
     sizes: ClassVar[tuple[str, ...]] = ()
     note: ClassVar[str] = ""
 
@@ -196,6 +198,8 @@ class TaskConfig(PartConfig):
     def figures(self, use: Any, test: Path, config: GenerationConfig) -> dict[str, Any] | None:
         """What `heedful evaluate` prints about a test file; by default what the Use gives. `config`: for tasks that
         generate text. None: the command's own table of BLEU and other scores, which compares translators."""
+        if self.translates:
+            return None
         if not hasattr(use, "evaluate"):
             raise ValueError(f"the task {self.kind} has no evaluation")
         found: dict[str, Any] = use.evaluate(test)

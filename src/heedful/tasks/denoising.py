@@ -270,6 +270,8 @@ class Denoising:
         for row in range(min(count, len(self.valid))):
             text = np.concatenate(self.valid.parts(row))[:SAMPLED]
             pairs.append(self.examples.example([text], np.random.default_rng((FIXED, row))))
+        if not pairs:
+            return []
         sources, targets = (
             self.shown.decode(rows) for rows in zip(*((p.source, p.target) for p in pairs), strict=True)
         )

@@ -98,7 +98,12 @@ class DialogueConfig(TaskConfig):
         lines = [line for line in read_dialogues([test], self.columns) if isinstance(line, Line)]
         if not lines:
             raise ValueError(f"{test} has no dialogue that can be used")
-        asked, replies = [json.loads(line.texts[0]) for line in lines], [line.texts[1] for line in lines]
+        every = [(line, json.loads(line.texts[0])) for line in lines]
+        kept = [(line, one) for line, one in every if use.fits(one["messages"], role=one["role"])]
+        if not kept:
+            raise ValueError(f"{test}: every last message is longer than the model can read")
+        lines, asked = [line for line, _ in kept], [one for _, one in kept]
+        replies = [line.texts[1] for line in lines]
         roles = [one["role"] for one in asked]
         settings = config.model_copy(update={"max_new_tokens": GREEDY.max_new_tokens})
         found = use.replies([one["messages"] for one in asked], settings, roles=roles)
@@ -110,6 +115,7 @@ class DialogueConfig(TaskConfig):
         return {
             "dialogues": len({line.texts[2] for line in lines}),
             "replies": len(replies),
+            "left out, since their last message is too long": len(every) - len(kept),
             "perplexity": math.exp(total / count),
             "bleu": bleu.value,
             "distinct-1": 100 * distinct(texts, 1),

@@ -41,6 +41,7 @@ class NonAutoregressiveTaskConfig(TaskConfig):
     each word, given those before it, instead of the word itself (Kim and Rush 2016, section 3.1)."""
 
     trains: ClassVar[type[Model]] = ParallelSequenceToSequence
+    translates: ClassVar[bool] = True
     metrics: ClassVar[Mapping[str, Direction]] = {
         "loss": "lower", "accuracy": "higher", "fertility": "higher", "bleu": "higher", "chrf": "higher",
         "exact": "higher",
@@ -74,9 +75,6 @@ class NonAutoregressiveTaskConfig(TaskConfig):
 
     def open(self, folder: Path, *others: Path, **options: Any) -> Translator:
         return load_translator(folder, *others, **options)
-
-    def figures(self, use: Any, test: Path, config: GenerationConfig) -> None:
-        """Translators are scored and compared by the command itself."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ class TranslationConfig(TaskConfig):
     in_context: ClassVar[bool] = True
     sizes: ClassVar[tuple[str, ...]] = ("tiny", "small", "base", "big")
     mixes: ClassVar[bool] = True
+    translates: ClassVar[bool] = True
     note: ClassVar[str] = (
         "BLEU and chrF are computed by sacreBLEU on greedy translations of at most 200 sentences, to monitor training; "
         "`heedful evaluate` gives the figures to report."
@@ -64,9 +65,6 @@ class TranslationConfig(TaskConfig):
 
     def open(self, folder: Path, *others: Path, **options: Any) -> Translator:
         return load_translator(folder, *others, **options)
-
-    def figures(self, use: Any, test: Path, config: GenerationConfig) -> None:
-        """Translators are scored and compared by the command itself."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ MOST_OPTIONAL = 8
 REPEATS = 100  # of one character: a{100}
 GROWTH = 1000  # times that all replacements together may lengthen a text
 TOKEN = re.compile(
-    r"(?P<refused>\\[1-9]|\\[kg]|\(\?[PR&(0-9])"
+    r"(?P<refused>\\[1-9]|\\[kgcCM]|\(\?[PR&(0-9#~]|\(\?[ims-]*x)"
     r"|(?P<atom>\\[pPx]\{[^}]*\}|\\.|\(\?[imsx-]+\)|\[)"
     r"|(?P<open>\((?:\?(?:[:=!>]|<[=!]|[imsx-]+:|<\w+>))?)"
     r"|(?P<close>\))|(?P<bar>\|)|(?P<times>[*+?][?+]?|\{\d*,?\d*\}[?+]?)|(?P<character>.)",

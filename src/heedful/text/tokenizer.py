@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
-from heedful.bounded import opening, read_json
+from heedful.bounded import opening, read_json, read_text
 from heedful.config import Config, Probability
 from heedful.files import write_text
 from heedful.text.admission import admitted
@@ -53,6 +53,7 @@ SENTINEL = re.compile(r"<extra_id_(\d+)>")
 LANGUAGE = re.compile(r"<2([\w-]+)>|>>(\w+)<<|__(\w+)__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 SMALL = 8000  # tokens
+LARGEST_TEMPLATE = 1 << 20  # bytes; published ones have up to 20 kB
 FRAMED = 64  # tokens of two texts of one letter each, with the special tokens around them
 # Normalisation must not make a text many times as long.
 SAMPLE, LONGER = "".join(map(chr, [*range(32, 592), 0x2026, 0x3000, 0xFB03, 0xFDFA])), 100
@@ -132,7 +133,8 @@ class Tokenizer:
     def encode_marked(self, text: str, literal: Collection[int] = ()) -> list[int]:
         """Token ids of a text in which special tokens stand by their names, such as a prompt of `chat.py`. `literal`:
         where such a name begins that is just text."""
-        encoding = self._marking.encode(text, add_special_tokens=False)
+        with opening("the tokenizer"):
+            encoding = self._marking.encode(text, add_special_tokens=False)
         found: list[int] = []
         for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             plain = token in self.specials and start in literal
@@ -378,13 +380,13 @@ def special_names(path: Path) -> dict[str, str]:
 def chat_template(folder: Path) -> str | None:
     """The chat template of a model's folder: its own file, or in tokenizer_config.json."""
     try:
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    except OSError:
+        return read_text(folder / "chat_template.jinja", most=LARGEST_TEMPLATE)
+    except FileNotFoundError:
         pass
     try:
-        data = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        data = read_json(folder / "tokenizer_config.json")
         found = data.get("chat_template") if isinstance(data, dict) else None
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return None
     if isinstance(found, list):  # several by name
         found = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}.get("default")

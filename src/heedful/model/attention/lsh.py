@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from heedful.config import Size
@@ -13,6 +13,7 @@ from heedful.model.cache import KeyValueCache, LayerCache
 from heedful.model.mask import Mask
 from heedful.model.sight import Sight
 
+MOST_BUCKETS = 1 << 16
 SORTED = 1 << 22  # how many numbers of queries, of keys, of values are sorted at a time
 EPS = 1e-6  # of the length that keys are divided by, as in Trax and transformers
 
@@ -38,7 +39,7 @@ class LshConfig(MixConfig):
     projections: ClassVar[tuple[str, ...]] = ("key", "value")
 
     buckets: Size | tuple[Size, ...] = 32
-    rounds: Size = 2
+    rounds: int = Field(2, ge=1, le=64)
     chunk: Size = 64
     sees: Literal["bucket", "chunk"] = "bucket"
     redraw: bool = True
@@ -46,6 +47,8 @@ class LshConfig(MixConfig):
     @field_validator("buckets")
     @classmethod
     def _come_in_pairs(cls, buckets: int | tuple[int, ...]) -> int | tuple[int, ...]:
+        if any(number > MOST_BUCKETS for number in ([buckets] if isinstance(buckets, int) else buckets)):
+            raise ValueError(f"buckets {buckets} are too many; choose at most {MOST_BUCKETS:,}, or a list of factors")
         odd = [number for number in ([buckets] if isinstance(buckets, int) else buckets) if number % 2]
         if (odd and buckets != 1) or buckets == ():
             raise ValueError(
