@@ -176,8 +176,11 @@ def test_replacements_that_unfold_a_text_are_refused(folder):
 
 @pytest.mark.parametrize(
     "pattern",
-    [r"(a+)+$", r"(a|a)*b", "a*a*a*b", r"(?:a?){30}a{30}", "a?" * 20, r"((a{99}){99}){99}", r"a{1,100000}", r"(a)\1*"],
-)
+    [
+        r"(a+)+$", r"(a|a)*b", "a*a*a*b", r"(?:a?){30}a{30}", "a?" * 20, r"((a{99}){99}){99}", r"a{1,100000}",
+        r"(a)\1*", r"(?#[)(a+)+b(?#])", "(?x)#[\n(a+)+b#]\n", r"\c[?(a+)+b]?",
+    ],
+)  # fmt: skip
 def test_explosive_patterns_are_refused(pattern):
     with pytest.raises(ValueError, match="may take too long"):
         refuse_explosive(pattern)
@@ -233,6 +236,9 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folder):
 
     (folder / "sentences.json").unlink(missing_ok=True)
     os.mkfifo(folder / "sentences.json")
+    opens_not(folder, "is not a regular file")
+    (folder / "sentences.json").unlink()
+    os.mkfifo(folder / "chat_template.jinja")
     opens_not(folder, "is not a regular file")
 
 
