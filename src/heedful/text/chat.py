@@ -12,8 +12,10 @@ import subprocess
 import sys
 import threading
 import weakref
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from select import select
 
@@ -58,20 +60,31 @@ class Chat:
         the first; the system's message and the last one stay."""
         check(messages)
         system = [one for one in messages[:1] if one["role"] == "system"]
-        rest, first = list(messages[len(system) :]), 0
-        while True:
+        rest = list(messages[len(system) :])
+
+        @cache
+        def made(first: int) -> tuple[str, list[int]]:
             text = self._rendered([*system, *rest[first:]], role)
-            tokens = self._tokens(text)
-            if limit is None or len(tokens) <= limit:
-                return Prompt(text.replace(HIDDEN, ""), tokens, first)
-            if first >= len(rest) - 1:
-                size = (
-                    f"the last message takes {len(tokens):,} tokens, but the model reads {limit:,} at once; shorten it"
-                )
-                raise TooLongError(size)
-            first += 1
-            while first < len(rest) - 1 and rest[first]["role"] != "user" and self.template is not None:
-                first += 1  # templates expect the user to begin
+            return text.replace(HIDDEN, ""), self._tokens(text)
+
+        # Fewer messages take fewer tokens, so that halving finds the first place that fits.
+        starts = self._starts(rest)
+        place = 0 if limit is None else bisect_left(starts, True, key=lambda first: len(made(first)[1]) <= limit)
+        if place == len(starts):
+            size = len(made(starts[-1])[1])
+            raise TooLongError(
+                f"the last message takes {size:,} tokens, but the model reads {limit:,} at once; shorten it"
+            )
+        return Prompt(*made(starts[place]), starts[place])
+
+    def _starts(self, rest: Sequence[Message]) -> list[int]:
+        """Where a prompt may begin: at any message, but templates expect the user to begin."""
+        last = max(0, len(rest) - 1)
+        return [
+            first
+            for first, one in enumerate(rest or [{}])
+            if first in (0, last) or one["role"] == "user" or self.template is None
+        ]
 
     def _rendered(self, messages: Sequence[Message], role: str) -> str:
         shown = [{**one, "content": self._hidden(one["content"])} for one in messages]
