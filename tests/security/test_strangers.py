@@ -21,6 +21,7 @@ from heedful.text.admission import refuse_explosive
 from heedful.text.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from heedful.translator import load
 from tests.commands.in_process import refused
+from tests.security import fuzz
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "v0_1" / "translator"
 
@@ -132,6 +133,29 @@ def test_a_shortlist_must_fit(folder):
         opens_not(folder, "does not fit|outside the vocabulary", shortlist=True)
     save_file({"table": torch.zeros(3)}, folder / "shortlist.safetensors")
     opens_not(folder, "does not hold a shortlist", shortlist=True)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ('{"tag": ["a", "b", "c"]}', "has no names for the column label"),
+        ('{"label": ["a", "b"]}', "names 2 labels, but the model has 3 classes"),
+        ('{"label": ["a", "b", "a"]}', "names a label twice"),
+        ('{"label": "abc"}', "must hold a list of names"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(tmp_path, labels, message):
+    fuzz.classifier(tmp_path / "it")
+    (tmp_path / "it" / "labels.json").write_text(labels)
+    with pytest.raises(ValueError, match=message):
+        heedful.load(tmp_path / "it")
+
+
+def test_classes_without_names_are_numbered(tmp_path):
+    fuzz.classifier(tmp_path / "it")
+    (tmp_path / "it" / "labels.json").unlink()
+    (found,) = heedful.load(tmp_path / "it").predict(["fox"])
+    assert set(found["scores"]) == {"LABEL_0", "LABEL_1", "LABEL_2"}
 
 
 def test_a_tokenizer_of_another_model_is_refused(folder):

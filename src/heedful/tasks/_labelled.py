@@ -127,7 +127,7 @@ def opened(folder: Path, columns: Columns, others: Sequence[Path], options: dict
     data = read_config(folder).get("data", {})
     texts = sum(column.is_text for column in columns)
     known = folder / "labels.json"
-    labels = read_json(known) if known.is_file() else {}
+    labels = read_json(known) if known.is_file() else _numbered(columns, model)
     if isinstance(labels, list):  # an imported model names its classes without a column
         labels = {columns[-1].name: labels}
     _check_labels(labels, columns, model, known)
@@ -141,13 +141,25 @@ def opened(folder: Path, columns: Columns, others: Sequence[Path], options: dict
     )
 
 
+def _numbered(columns: Columns, model: Reader) -> dict[str, list[str]]:
+    """The names that transformers gives to classes without any."""
+    last, classes = columns[-1], _classes(model)
+    return {last.name: [f"LABEL_{number}" for number in range(classes[0])]} if last.is_labelled and classes else {}
+
+
+def _classes(model: Reader) -> list[int]:
+    return [head.classes for head in getattr(model.config, "heads", ()) if getattr(head, "classes", None)]
+
+
 def _check_labels(labels: Any, columns: Columns, model: Reader, file: Path) -> None:
     """ValueError unless the file has as many names for the labels of the last column as the model has classes."""
     lists = labels.values() if isinstance(labels, dict) else [None]
     if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
         raise ValueError(f"{file} must hold a list of names for each column of labels")
-    classes = [head.classes for head in getattr(model.config, "heads", ()) if getattr(head, "classes", None)]
-    names = labels.get(columns[-1].name)
+    classes, name = _classes(model), columns[-1].name
+    if columns[-1].is_labelled and name not in labels:
+        raise ValueError(f"{file} has no names for the column {name}")
+    names = labels.get(name)
     if names is not None and classes and len(names) not in classes:
         raise ValueError(f"{file} names {len(names)} labels, but the model has {classes[0]} classes")
     if names is not None and len(set(names)) < len(names):

@@ -208,8 +208,7 @@ class Tagger:
 
     def __init__(self, held: Opened) -> None:
         self.opened = held
-        classes = _head(held.model).output.out_features
-        self.tags = held.labels.get("tags") or [f"LABEL_{number}" for number in range(classes)]
+        self.tags = held.labels["tags"]
         is_marked = all(MARKED.fullmatch(tag) for tag in self.tags)
         # A published model may mark entities in another way: its answers then are read as IOB2.
         self.converts = is_marked and complete(to_iob2([tag])[0][0] for tag in self.tags) != set(self.tags)
