@@ -49,6 +49,7 @@ NOISES: dict[str, dict[str, Any]] = {
 }
 SINGLE = {"noise": ["spans"], "span": 1}
 VOCAB = 4000
+READ, TRANSLATED = 2048, 1024  # tokens in a step of pre-training, and in one of training on pairs
 
 
 def main() -> None:
@@ -56,9 +57,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tables", nargs="+", choices=["pairs", "noise", "spans", "speed"])
     parser.add_argument(
-        "--steps", type=int, default=0, help="of pre-training; 0 = 1,000, and 250 for each kind of noise"
+        "--steps", type=int, default=0, help="of pre-training; 0 = 1,000, and 300 for each kind of noise"
     )
-    parser.add_argument("--tuning-steps", type=int, default=300, help="of training on pairs")
+    parser.add_argument("--tuning-steps", type=int, default=500, help="of training on pairs")
     parser.add_argument("--pairs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -94,7 +95,7 @@ def pretrained(name: str, task: dict[str, Any], steps: int, options: argparse.Na
     folder: Path = options.out / f"{name.replace(' ', '')}-{steps}"
     changes = {f"task.{key}": value for key, value in task.items()} | {
         "seed": options.seed, "tokenizer.file": str(options.out / "tokenizer.json"), "training.steps": steps,
-        "training.warmup": min(500, max(1, steps // 4)), "training.samples": 0,
+        "training.batch_tokens": READ, "training.warmup": min(500, max(1, steps // 4)), "training.samples": 0,
         "training.validate_every": max(1, steps // 4), "training.save_every": max(1, steps // 4),
     }  # fmt: skip
     heedful.train(
@@ -107,6 +108,7 @@ def translations(name: str, start: Path | None, steps: int, options: argparse.Na
     """The test set translated by a model trained on the pairs, from a pre-trained one or from nothing."""
     changes = {
         "seed": options.seed, "training.steps": steps, "training.samples": 0, "training.learning_rate": 0.001,
+        "training.batch_tokens": TRANSLATED,
         "training.warmup": min(100, max(1, steps // 4)), "training.validate_every": max(1, steps // 6),
         "training.save_every": max(1, steps // 6),
     }  # fmt: skip
@@ -163,7 +165,7 @@ def pairs_table(options: argparse.Namespace) -> str:
 
 
 def noise_table(options: argparse.Namespace) -> str:
-    steps, tuning = options.steps or 250, options.tuning_steps
+    steps, tuning = options.steps or 300, options.tuning_steps
     systems, more = {"none": translations("alone", None, tuning, options)}, {}
     for name, task in NOISES.items():
         folder = pretrained(name, task, steps, options)
@@ -177,7 +179,7 @@ def spans_table(options: argparse.Namespace) -> str:
     for name, task in (("single tokens", SINGLE), ("spans of 3", NOISES["spans"])):
         folder = pretrained("spans" if task is NOISES["spans"] else name, task, steps, options)
         systems[name], more[name] = translations(folder.name, folder, tuning, options), numbers(folder)
-    return scored(f"{steps} steps of 4,096 tokens", systems, more)
+    return scored(f"{steps} steps of {READ:,} tokens", systems, more)
 
 
 def speed_table(options: argparse.Namespace) -> str:

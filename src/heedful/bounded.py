@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 LARGEST_TEXT = 64 << 20  # bytes of a JSON file; the largest published tokenizers have about 35 MB
 MOST_CONTAINERS = 2_000_000  # lists and objects of a JSON file; a Unigram tokenizer has one for each piece
@@ -159,10 +160,12 @@ def opening(place: Path | str) -> Iterator[None]:
         yield
     except OSError:
         raise
+    except ValidationError as error:
+        raise ValueError(f"{place}: {one_line(explain(error))}") from error
     except ValueError as error:
         said = one_line(error)
-        if type(error).__name__ == "ValidationError" or (type(error) is ValueError and said == str(error)):
-            raise  # pydantic's are put into words by `config.explain`
+        if type(error) is ValueError and said == str(error):
+            raise
         raise ValueError(said if str(place) in said else f"{place}: {said}") from error
     except MemoryError as error:
         raise ValueError(f"{place} needs more memory than there is") from error
@@ -172,6 +175,18 @@ def opening(place: Path | str) -> Iterator[None]:
         raise ValueError(f"{place} is damaged or contradicts itself ({type(error).__name__}: {one_line(error)})") from (
             error
         )
+
+
+def explain(error: ValidationError) -> str:
+    """Pydantic's errors, one line per problem: where, what is wrong, what was given."""
+    lines = []
+    for problem in error.errors():
+        where = ".".join(str(step) for step in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] != "value_error":
+            message = f"{message[0].lower()}{message[1:]}, not {problem['input']!r:.200}"
+        lines.append(f"{where}: {message}" if where else message)
+    return "\n".join(lines)
 
 
 def one_line(error: object) -> str:

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from heedful import parts
 from heedful.bounded import header, one_line, opening, read_object, read_yaml, refuse_infinite
-from heedful.config import Config, explain
+from heedful.config import Config
 from heedful.data.inputs import DataConfig
 from heedful.data.prepare import load_tokenizers
 from heedful.files import in_place, sync_folder, write_text
@@ -137,22 +137,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or "model" not in data:
         raise ValueError(f"{path} has no model section")
     parts.require(parts.listed(data.get("parts")), place=str(folder))
-    try:
-        with opening(path):
-            FolderConfig.model_validate(data)
-    except ValidationError as error:
-        raise ValueError(f"{path}: {one_line(explain(error))}") from None
+    with opening(path):
+        FolderConfig.model_validate(data)
     return data
 
 
 def load_model(folder: Path) -> Model:
     """The model of a folder, ready to use. Nothing is built before the header of the weights shows that they fit."""
     data, path = read_config(folder), folder / "model.safetensors"
-    try:
-        with opening(folder / "config.yaml"):
-            config = ArchitectureConfig.model_validate(data["model"])
-    except ValidationError as error:
-        raise ValueError(f"{folder / 'config.yaml'}: {one_line(explain(error))}") from None
+    with opening(folder / "config.yaml"):
+        config = ArchitectureConfig.model_validate(data["model"])
     if not path.is_file():
         raise ValueError(f"{folder} has no weights yet: there is no model.safetensors in it")
     held = header(path)

@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from heedful import parts
-from heedful.bounded import LARGEST_NUMBER
+from heedful.bounded import LARGEST_NUMBER, explain
 
 Size = Annotated[int, Field(ge=1)]
 Layers = Annotated[int, Field(ge=1, le=1024)]
@@ -157,18 +157,6 @@ def parse(kind: type[ConfigT], data: Any) -> ConfigT:
         return kind.model_validate(data)
     except ValidationError as error:
         raise ValueError(explain(error)) from None
-
-
-def explain(error: ValidationError) -> str:
-    """Pydantic's errors, one line per problem: where, what is wrong, what was given."""
-    lines = []
-    for problem in error.errors():
-        where = ".".join(str(step) for step in problem["loc"])
-        message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] != "value_error":
-            message = f"{message[0].lower()}{message[1:]}, not {problem['input']!r:.200}"
-        lines.append(f"{where}: {message}" if where else message)
-    return "\n".join(lines)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

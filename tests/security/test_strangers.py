@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import heedful
 from heedful.bounded import read_yaml
 from heedful.data.prepare import DIGESTS, save_tokenizers
+from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.shortlist import Shortlist
 from heedful.exchange import gguf, llama2c, sentencepiece
 from heedful.text.admission import refuse_explosive
@@ -113,6 +114,26 @@ def test_large_finite_weights_are_no_mistake(folder):
     weights[name].view(-1)[:2] = torch.finfo(torch.float32).max
     save_file(weights, folder / "model.safetensors")
     load(folder, streams=1)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize("kind", ["translator", "generator", "classifier"])
+def test_weights_so_large_that_results_overflow_give_no_result(tmp_path, kind, beams):
+    build, _ = fuzz.KINDS[kind]
+    build(tmp_path / "it")
+    file = tmp_path / "it" / "model.safetensors"
+    weights = load_file(file)
+    name = next(n for n in sorted(weights) if n.endswith("layers.0.feedforward.input.weight"))
+    weights[name][:2] = torch.tensor([[1e38], [-1e38]])
+    save_file(weights, file)
+    used = heedful.load(tmp_path / "it")
+    with pytest.raises(ValueError, match="computes NaN or infinite numbers"):
+        if kind == "translator":
+            used.translate(["ab cd"], num_beams=beams, max_new_tokens=5)
+        elif kind == "generator":
+            used.generate(["ab"], GenerationConfig(num_beams=beams, max_new_tokens=5))
+        else:
+            used.predict(["fox and dog"])
 
 
 def test_an_alignment_head_must_exist(folder):

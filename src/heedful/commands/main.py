@@ -102,7 +102,7 @@ def main() -> None:
 def _said(error: Exception) -> str:
     from pydantic import ValidationError
 
-    from heedful.config import explain
+    from heedful.bounded import explain
 
     return explain(error) if isinstance(error, ValidationError) else str(error)
 

@@ -2,6 +2,7 @@
 that fits the settings. Only the start of a batch depends on the kind of model: `from_source.py`, `from_prompt.py`.
 """
 
+import math
 import threading
 import weakref
 import zlib
@@ -145,11 +146,16 @@ class Runner:
                     raise
         else:
             found = [self._search(batch, histories, dropped, heard) for batch in batches]
-        return {
+        results = {
             job.number: hypotheses
             for batch, each in zip(batches, found, strict=True)
             for job, hypotheses in zip(batch.jobs, each, strict=True)
         }
+        for number, hypotheses in results.items():
+            finite = hypotheses and all(math.isfinite(one.score) for one in hypotheses)
+            if not finite and (dropped is None or not dropped(number)):
+                raise ValueError("the model computes NaN or infinite numbers: its weights are damaged or too large")
+        return results
 
     def close(self) -> None:
         """Stop the streams, if any; the next call restarts them."""

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from heedful.bounded import Held, header, one_line, opening, read_object, refuse_infinite
-from heedful.config import did_you_mean, explain, kinds
+from heedful.bounded import Held, header, opening, read_object, refuse_infinite
+from heedful.config import did_you_mean, kinds
 from heedful.families import Family, Names, State, family, their_names
 from heedful.files import in_place, write_text
 from heedful.model.architecture import ArchitectureConfig, Model
@@ -198,8 +197,6 @@ def _config_of(known: Family, name: str, theirs: dict[str, Any], tensors: set[st
         with opening(path):
             found = known.read_config(theirs, tensors)
             return type(found).model_validate(found.model_dump())  # a family may have changed it without a check
-    except ValidationError as error:
-        raise ValueError(f"{path}: {one_line(explain(error))}") from None
     except ValueError as error:
         if isinstance(error.__cause__, KeyError):
             raise ValueError(f"{path} has no {error.__cause__}, which a {name} model needs") from None

@@ -15,8 +15,8 @@ import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
 from heedful import parts
-from heedful.bounded import read_yaml
-from heedful.config import Config, Probability, Size, did_you_mean, explain, parse, part_config
+from heedful.bounded import explain, read_yaml
+from heedful.config import Config, Probability, Size, did_you_mean, parse, part_config
 from heedful.data.inputs import DataConfig
 from heedful.data.prepare import Prepared
 from heedful.families import preset

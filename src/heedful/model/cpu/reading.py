@@ -57,7 +57,10 @@ class FastReader:
     def predict(self, head: str, states: Tensor) -> Tensor:
         """The output of a head: logits, or the pooled vector."""
         with torch.no_grad():
-            return self.model.predict(head, states)
+            found = self.model.predict(head, states)
+        if not found.isfinite().all():
+            raise ValueError("the model computes NaN or infinite numbers: its weights are damaged or too large")
+        return found
 
 
 def _plan(model: Reader) -> ReaderPlan | Reason:
