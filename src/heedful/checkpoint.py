@@ -22,7 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from heedful import parts
-from heedful.bounded import header, one_line, opening, read_object, read_yaml, refuse_infinite
+from heedful.adapters import AdapterConfig, install
+from heedful.bases import base_of, weights_of
+from heedful.bounded import Held, header, one_line, opening, read_object, read_yaml, refuse_infinite
 from heedful.config import Config
 from heedful.data.inputs import DataConfig
 from heedful.data.prepare import load_tokenizers
@@ -122,6 +124,7 @@ class FolderConfig(Config):
     start_from: str = ""
     task: dict[str, Any] | str | None = None
     model: dict[str, Any]
+    adapter: dict[str, Any] | str | None = None
     initialise: str = ""
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     data: DataConfig = Field(default_factory=DataConfig)
@@ -142,14 +145,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     return data
 
 
-def load_model(folder: Path) -> Model:
-    """The model of a folder, ready to use. Nothing is built before the header of the weights shows that they fit."""
+def load_model(folder: Path, *, beside: bool = False) -> Model:
+    """The model of a folder, ready to use. Nothing is built before the header of the weights shows that they fit. An
+    adapter's folder: with its base, which it is merged into, unless it must stay `beside` it."""
     data, path = read_config(folder), folder / "model.safetensors"
     with opening(folder / "config.yaml"):
         config = ArchitectureConfig.model_validate(data["model"])
+        adapter = parse_adapter(data)
     if not path.is_file():
         raise ValueError(f"{folder} has no weights yet: there is no model.safetensors in it")
     held = header(path)
+    if adapter is not None:
+        model = _beside_base(folder, config, adapter, held)
+        if adapter.merges and not beside:
+            adapter.merge(model)
+        return model.eval()
     model = layout_within(config, held, path)
     refuse_misfits(model, held, path)
     try:
@@ -159,6 +169,52 @@ def load_model(folder: Path) -> Model:
         raise ValueError(f"{path} does not fit config.yaml: {one_line(error)}") from None
     refuse_infinite(model.state_dict().items(), path)
     return model.eval()
+
+
+def parse_adapter(data: dict[str, Any]) -> AdapterConfig | None:
+    """The adapter of a recipe, given as plain data."""
+    return None if data.get("adapter") is None else AdapterConfig.model_validate(data["adapter"])
+
+
+def load_whole(folder: Path) -> Model:
+    """The model of a folder, as weights alone: an adapter that cannot be merged is refused."""
+    adapter = parse_adapter(read_config(folder))
+    if adapter is not None and not adapter.merges:
+        raise ValueError(
+            f"{folder} holds an adapter ({adapter.kind}) that cannot be merged into its base; use the base itself: "
+            f"{base_of(folder).folder}"
+        )
+    return load_model(folder)
+
+
+def _beside_base(folder: Path, config: ArchitectureConfig, adapter: AdapterConfig, held: Mapping[str, Held]) -> Model:
+    """The base of an adapter's folder, with the adapter. Its sizes are compared on the meta device before it is
+    installed."""
+    base, path = base_of(folder), folder / "model.safetensors"
+    weights, _ = weights_of(base.folder, (), config, load_whole)
+    theirs = {name: Held(tuple(tensor.shape), "F32") for name, tensor in weights.items()}
+    with opening(folder / "config.yaml"):
+        model = layout_within(config, {**theirs, **held}, path)
+        names = set(model.state_dict())
+        probe = layout_within(config, {**theirs, **held}, path)
+        trained = install(adapter, probe, names & set(held))
+        expected = {name: tuple(tensor.shape) for name, tensor in probe.state_dict().items() if name in trained}
+    for name in sorted({*expected, *held}):
+        if name not in held or expected.get(name) != held[name].shape or held[name].dtype != "F32":
+            raise ValueError(f"{path} does not fit the adapter in config.yaml: {name} is missing, unknown or of other "
+                             "size")  # fmt: skip
+    missing = [name for name, tensor in model.state_dict().items() if name not in held
+               and (name not in weights or weights[name].shape != tensor.shape)]  # fmt: skip
+    if missing:
+        raise ValueError(f"{base.folder} does not fit {folder / 'config.yaml'}: {missing[0]} is missing or of another "
+                         "size")  # fmt: skip
+    own = load_file(path)
+    refuse_infinite(own.items(), path)
+    model.load_state_dict({name: own.get(name, weights.get(name)) for name in names}, assign=True)
+    with torch.random.fork_rng(devices=[]):  # what it draws is replaced by what was trained
+        install(adapter, model, names & set(held))
+    model.load_state_dict(own, strict=False)
+    return model.requires_grad_(False)
 
 
 def open_tokenizers(folder: Path, model: Model, *, columns: int) -> list[Tokenizer]:

@@ -69,8 +69,8 @@ class FeedForward(nn.Module):
         self.gated = config.activation in GATED
         self.function = FUNCTIONS[GATED.get(config.activation, config.activation)]
         self.kernel = config.kernel
-        parts = (config.hidden, config.hidden) if self.gated else (config.hidden,)
-        self.input = FusedLinear(width * config.kernel, parts, bias=config.bias)
+        names = ("gate", "up") if self.gated else ("input",)
+        self.input = FusedLinear(width * config.kernel, (config.hidden,) * len(names), names, bias=config.bias)
         self.dropout = Dropout(config.dropout)
         self.output = Linear(config.hidden * config.kernel, width, bias=config.bias)
 

@@ -71,7 +71,7 @@ class Vocabulary(nn.Module):
 
     def linear(self, states: Tensor, table: Tokens) -> tuple[Tensor, Tensor, Tensor | None]:
         """(h, W, b) such that the scores are W h + b: for a loss that computes them in its own way."""
-        return self._lowered(states), (self.table or table).weight, self.bias
+        return self._lowered(states), (self.table or table).matrix(), self.bias
 
     def narrowed(self, table: Tokens, words: Tensor) -> Callable[[Tensor], Tensor]:
         """A head for these words only; it copies their rows once."""

@@ -5,6 +5,8 @@ depend on the rest of the batch. Vectors are rounded to 16 bits, so nearly all o
 weights are fixed; gradients flow through to earlier layers.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from heedful.model.cpu.kernels import Panels
@@ -17,25 +19,26 @@ from heedful.model.surgery import replace_modules
 LARGE = 1 << 12  # weights; a smaller matrix stays as it is
 
 
-def quantize_int8(model: nn.Module, *, least: int = LARGE) -> int:
-    """Quantise every linear map and table of at least `least` weights, in place; returns how many were changed."""
-    return replace_modules(model, lambda name, module: _quantised(module, least))
+def quantize_int8(model: nn.Module, *, least: int = LARGE, only: Callable[[str], bool] = lambda name: True) -> int:
+    """Quantise every linear map and table of at least `least` weights whose name `only` accepts, in place; returns how
+    many were changed."""
+    return replace_modules(model, lambda name, module: _quantised(module, least) if only(name) else None)
 
 
 def _quantised(module: nn.Module, least: int) -> nn.Module | None:
     if not isinstance(module, nn.Linear | Tokens) or module.weight.numel() < least:
         return None
     if isinstance(module, FusedLinear):
-        return Int8Linear(module, parts=module.parts)
+        return Int8Linear(module, parts=module.parts, names=module.names)
     return Int8Linear(module) if isinstance(module, nn.Linear) else Int8Embedding(module)
 
 
 class Int8Linear(nn.Module):
     """W x + b with W in int8; split into `parts`, if given, as in `FusedLinear`."""
 
-    def __init__(self, linear: nn.Linear, *, parts: tuple[int, ...] | None = None) -> None:
+    def __init__(self, linear: nn.Linear, *, parts: tuple[int, ...] | None = None, names: tuple[str, ...] = ()) -> None:
         super().__init__()
-        self.parts = parts
+        self.parts, self.names = parts, names
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.panels = Panels(linear.weight, linear.bias, int8=True)
 

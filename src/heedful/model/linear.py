@@ -22,11 +22,12 @@ class FusedLinear(nn.Linear):
     """`[W_1 x, W_2 x, ...]` in one product: faster than separate products, especially for small inputs.
 
     The parts remain accessible, because initialisation, weight names and adapters are defined for each of them.
+    `names`: what adapters call them.
     """
 
-    def __init__(self, inputs: int, outputs: tuple[int, ...], bias: bool = True) -> None:
+    def __init__(self, inputs: int, outputs: tuple[int, ...], names: tuple[str, ...], bias: bool = True) -> None:
         super().__init__(inputs, sum(outputs), bias=bias)
-        self.parts = outputs
+        self.parts, self.names = outputs, names
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         return split(linear(x, self.weight, self.bias), self.parts)

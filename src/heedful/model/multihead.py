@@ -140,7 +140,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.head = shape.head
         self.names = config.mix.projections
-        self.query_key_value = FusedLinear(width, config.parts(width), bias=config.bias)
+        self.query_key_value = FusedLinear(width, config.parts(width), self.names, bias=config.bias)
         self.mix = config.mix.build(shape)
         self.output = Linear(shape.heads * shape.head, width, bias=config.output_bias)
 
@@ -198,7 +198,7 @@ class PositionalAttention(nn.Module):
         super().__init__()
         queries, keys, values = config.parts(width, ("query", "key", "value"))
         self.head = shape.head
-        self.query_key = FusedLinear(width, (queries, keys), bias=config.bias)
+        self.query_key = FusedLinear(width, (queries, keys), ("query", "key"), bias=config.bias)
         self.value = Linear(width, values, bias=config.bias)
         self.mix = SoftmaxConfig().build(shape)
         self.output = Linear(shape.heads * shape.head, width, bias=config.output_bias)
@@ -237,7 +237,7 @@ class CrossAttention(MemoryAttention):
         queries, keys, values = config.parts(width, ("query", "key", "value"))
         self.head, self.heads = shape.head, shape.heads
         self.query = Linear(width, queries, bias=config.bias)
-        self.key_value = FusedLinear(width, (keys, values), bias=config.bias)
+        self.key_value = FusedLinear(width, (keys, values), ("key", "value"), bias=config.bias)
         self.mix = config.mix.build(shape)
         self.output = Linear(shape.heads * shape.head, width, bias=config.output_bias)
 

@@ -7,7 +7,7 @@ epoch number. So the weights, the optimizer state and a few counters are enough 
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,8 +60,17 @@ class DivergedError(ValueError):
 
 class Trainer:
     def __init__(
-        self, recipe: Recipe, task: Task, model: Model, *, world: World, journal: Journal, folder: Path
+        self,
+        recipe: Recipe,
+        task: Task,
+        model: Model,
+        *,
+        world: World,
+        journal: Journal,
+        folder: Path,
+        only: Collection[str] | None = None,
     ) -> None:
+        """`only`: the parameters that are trained, where they are an adapter's; the folder then holds these alone."""
         self.recipe, self.config = recipe, recipe.training
         self.task, self.model = task, model.to(world.device)
         self.world, self.journal, self.folder = world, journal, folder
@@ -69,7 +78,8 @@ class Trainer:
             task.world = world  # type: ignore[attr-defined]
         self.progress = Progress()
         self.states: dict[int, State] = {}  # what the task carries from step to step, per micro-batch
-        self.frozen = freeze(self.model, self.config.freeze)
+        self.base = frozenset() if only is None else frozenset(state_of(self.model)) - frozenset(only)
+        self.frozen = freeze(self.model, self.config.freeze) if only is None else self.base
         self.precision = Precision(self.config.precision, world.device)
         self.optimizer = build_optimizer(self.config, self.model)
         self.ema = {name: tensor.clone() for name, tensor in self.trained().items()} if self.config.ema else {}
@@ -248,7 +258,7 @@ class Trainer:
 
     def _announce(self, step: int) -> None:
         """Tell the parts that change from step to step by themselves (random features), those that are trained."""
-        for name, module in self.model.named_modules():
+        for name, module in self.model.named_modules() if not self.base else ():
             before_step = getattr(module, "before_step", None)
             if before_step is not None and not any(f"{name}.".startswith(f"{part}.") for part in self.config.freeze):
                 before_step(step)
@@ -310,9 +320,10 @@ class Trainer:
         return ended
 
     def keep_best(self) -> None:
-        """Save the current result as the folder's model, including frozen weights."""
+        """Save the current result as the folder's model, including frozen weights, but not an adapter's base."""
         if self.world.leads:
-            save_weights(self.folder, {**state_of(self.model), **self.ema})
+            weights = {name: tensor for name, tensor in state_of(self.model).items() if name not in self.base}
+            save_weights(self.folder, {**weights, **self.ema})
 
     def _own_states(self, checkpoint: Checkpoint) -> dict[int, State]:
         """The task's state in the checkpoint, for this process."""

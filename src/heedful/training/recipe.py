@@ -15,6 +15,7 @@ import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
 from heedful import parts
+from heedful.adapters import AdapterConfig
 from heedful.bounded import explain, read_yaml
 from heedful.config import Config, Probability, Size, did_you_mean, parse, part_config
 from heedful.data.inputs import DataConfig
@@ -81,7 +82,9 @@ class TrainingConfig(Config):
 
 class Recipe(Config):
     """`initialise` is the weight initialisation scheme. `start_from` names a Heedful or Hugging Face folder whose
-    model, tokenizer and weights training starts from. `parts` names folders or packages with custom components.
+    model, tokenizer and weights training starts from. `adapter`: what is trained beside that model's weights, which are
+    frozen then (lora, bottleneck, prefix, prompt, bias, layers). `parts` names folders or packages with custom
+    components.
     """
 
     seed: int = Field(1, ge=0)
@@ -89,6 +92,7 @@ class Recipe(Config):
     start_from: str = ""
     task: SerializeAsAny[TaskConfig] = Field(default_factory=TranslationConfig)
     model: SerializeAsAny[ArchitectureConfig]
+    adapter: SerializeAsAny[AdapterConfig] | None = None
     initialise: Literal["xavier", "gpt2", "bert", "t5"] = "xavier"
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     data: DataConfig = Field(default_factory=DataConfig)
@@ -99,6 +103,10 @@ class Recipe(Config):
         if not issubclass(self.model.gives, self.task.trains):
             wanted = _spaced(self.task.trains.__name__)
             raise ValueError(f"task {self.task.kind} trains {wanted} models, and {self.model.kind} is not one")
+        if self.adapter is not None and not self.start_from:
+            raise ValueError("an adapter is trained beside a model that exists; name it: --start-from MODEL")
+        if self.adapter is not None and self.training.freeze:
+            raise ValueError("an adapter freezes its base; leave training.freeze out")
         if self.data.context and not self.task.in_context:
             raise ValueError(f"data.context is for translation; task {self.task.kind} has no sentences before: set "
                              "data.context=0")  # fmt: skip
@@ -258,7 +266,7 @@ def parse_recipe(data: dict[str, Any]) -> Recipe:
 
 
 # Keys that hold a component, found by its file name. One of another kind has other keys, so it replaces the old one.
-PARTS = {"model", "task", "encoder", "decoder", "embedding", "position", "mix"}
+PARTS = {"model", "task", "encoder", "decoder", "embedding", "position", "mix", "adapter"}
 
 
 def merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from heedful.adapters import AdapterConfig, install
+from heedful.bases import Base, digest_of
 from heedful.bounded import read_object, read_yaml
 from heedful.checkpoint import average, newest, regular, set_aside
 from heedful.data import dialogues
@@ -34,7 +36,7 @@ from heedful.training.loop import Trainer
 from heedful.training.parallel import World, join
 from heedful.training.plan import Budget, fit_memory, parse_budget, plan, readable_words, relative_cost, with_characters
 from heedful.training.recipe import Recipe, differences, parse_recipe
-from heedful.training.start import digest_of, layout_of, take_weights, tokenizers_of
+from heedful.training.start import layout_of, take_weights, tokenizers_of
 from heedful.training.step import load_trained
 
 # Keys that may change when a training is resumed: they affect what is shown, not the result.
@@ -137,6 +139,8 @@ def _run(
         resolved = _resolve(recipe, known, prepared, task, out, budget, world, journal)
         write_text(out / "config.yaml", yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False))
         write_text(out / "asked.json", json.dumps(asked, indent=2))
+        if recipe.adapter is not None:
+            Base(Path(recipe.start_from), str(asked["start"])).write(out)
         show(prepared, resolved)
     world.wait()
     resolved = parse_recipe(read_yaml(out / "config.yaml"))
@@ -155,11 +159,16 @@ def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: Wor
     if checkpoint is None:
         _refuse_to_replace(out, recipe)
     world.wait()
-    if recipe.start_from and (checkpoint is None or recipe.training.freeze):  # frozen weights are not in checkpoints
-        take_weights(model, Path(recipe.start_from), journal.say)
+    only = None
+    partly = recipe.training.freeze or recipe.adapter  # frozen weights are not in checkpoints
+    if recipe.start_from and (checkpoint is None or partly):
+        new = take_weights(model, Path(recipe.start_from), journal.say)
+        if recipe.adapter is not None:
+            only = install(recipe.adapter, model, new & {name for name, _ in model.named_parameters()})
+            journal.say(_counted(recipe.adapter, model))
     if checkpoint is None and hasattr(task, "begin"):
         task.begin(model)
-    trainer = Trainer(recipe, task, model, world=world, journal=journal, folder=out)
+    trainer = Trainer(recipe, task, model, world=world, journal=journal, folder=out, only=only)
     if checkpoint is not None:
         trainer.restore(checkpoint)
         if world.leads:
@@ -180,6 +189,13 @@ def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: Wor
     return Result(out, True, numbers)
 
 
+def _counted(adapter: AdapterConfig, model: Model) -> str:
+    """How much of a model is trained."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    total, trained = sum(size for size, _ in sizes), sum(size for size, own in sizes if own)
+    return f"adapter {adapter.kind}: {trained:,} of {total:,} parameters are trained ({trained / total:.2%})"
+
+
 def _refuse_to_replace(out: Path, recipe: Recipe) -> None:
     """If there is a model but no checkpoint, starting over would lose it, unless it predates the first checkpoint."""
     steps = [int(line["step"]) for line in read_metrics(out) if "step" in line]
@@ -198,7 +214,7 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
     if not (out / "model.safetensors").exists():
         trainer.keep_best()
     world.wait()
-    _load_into(trainer.model, out)
+    _load_into(trainer, out)
     trainer.ema = {}
     numbers, samples = trainer.score()
     counted = regular(out / "checkpoints", recipe.training.save_every)[-recipe.training.keep :]
@@ -212,7 +228,7 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
             trainer.keep_best()
             journal.say(f"the average of the last {len(kept)} checkpoints is better and is used")
         world.wait()
-        _load_into(trainer.model, out)
+        _load_into(trainer, out)
     for name in sorted({"loss", recipe.training.metric} & set(numbers)):
         if not isfinite(numbers[name]):
             raise ValueError(
@@ -241,8 +257,9 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
     return numbers
 
 
-def _load_into(model: Model, out: Path) -> None:
-    model.load_state_dict(load_file(out / "model.safetensors"))
+def _load_into(trainer: Trainer, out: Path) -> None:
+    """Set the weights to the folder's: all of them, or an adapter's."""
+    load_trained(trainer.model, load_file(out / "model.safetensors"), trainer.base)
 
 
 def _earlier(out: Path) -> dict[str, Any] | None:

@@ -1,6 +1,5 @@
 """Starting a training from an existing model: a Heedful folder, or one that other people published."""
 
-import warnings
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -8,26 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import load_model, read_config
-from heedful.data.digest import file_digest
+from heedful.bases import is_ours, weights_of
+from heedful.checkpoint import load_whole, read_config
 from heedful.data.prepare import load_tokenizers
-from heedful.exchange import hugging_face, published
-from heedful.exchange.gguf import is_gguf
-from heedful.exchange.sentence_transformers import body
+from heedful.exchange import published
 from heedful.model.architecture import Model
 from heedful.text.tokenizer import Tokenizer
 
 POOLER = ".pooler."
-
-
-def is_ours(place: Path) -> bool:
-    if not place.exists():
-        raise ValueError(f"start_from: there is no folder {place}")
-    if (place / "config.yaml").is_file():
-        return True
-    if not published.is_published(place):
-        raise ValueError(f"start_from: {place} is neither a Heedful folder (config.yaml) nor {published.LAYOUTS}")
-    return False
 
 
 def model_of(place: Path) -> dict[str, Any]:
@@ -49,18 +36,13 @@ def layout_of(place: Path) -> str:
     return str(read_config(place).get("data", {}).get("language_tokens") or "") if is_ours(place) else ""
 
 
-def digest_of(place: Path) -> str:
-    """A digest of the weights of a folder or file."""
-    files = sorted(place.glob("*.safetensors")) if is_ours(place) else published.weight_files(place)
-    return " ".join(file_digest(file) for file in files if not file.name.startswith("shortlist"))
-
-
 @torch.no_grad()
-def take_weights(model: Model, place: Path, say: Callable[[str], None]) -> None:
+def take_weights(model: Model, place: Path, say: Callable[[str], None]) -> set[str]:
     """Load the weights of a folder or file into a new model. Heads that are missing or do not fit keep their initial
-    weights, which is reported; a body that does not fit is an error. A pooler is taken from whichever head has one."""
+    weights, which is reported; a body that does not fit is an error. A pooler is taken from whichever head has one.
+    Returns the names of the weights that are not there under the same name."""
     ours = model.state_dict()
-    theirs, unread = _weights_of(place, ours, model)
+    theirs, unread = weights_of(place, ours, model.config, load_whole)
     shared = _pooler(ours, theirs)
     found = {name: theirs[shared.get(name, name)] for name in ours if shared.get(name, name) in theirs}
     new = [name for name, tensor in ours.items() if name not in found or found[name].shape != tensor.shape]
@@ -80,21 +62,7 @@ def take_weights(model: Model, place: Path, say: Callable[[str], None]) -> None:
     say("; ".join(said))
     if not is_ours(place) and (remark := published.remark(place)):
         say(remark)
-
-
-def _weights_of(place: Path, wanted: dict[str, Tensor], model: Model) -> tuple[dict[str, Tensor], list[str]]:
-    """The weights under our names, and the names of those that have none here. A published file may contain heads that
-    its config.json does not name, such as BERT's pooler beside the head for masked words: these are found too."""
-    if is_ours(place):
-        return load_model(place).state_dict(), []
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*skipped tensors that the model does not use")
-        opened = published.load(place)
-    weights = opened.model.state_dict()
-    if is_gguf(place) or not opened.left_out:
-        return weights, opened.left_out
-    more, used = hugging_face.read_heads(body(place), model.config, set(wanted) - set(weights))
-    return {**weights, **more}, [name for name in opened.left_out if name not in used]
+    return {*new, *(name for name in ours if name in shared)}
 
 
 def _pooler(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, str]:

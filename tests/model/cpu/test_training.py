@@ -148,7 +148,7 @@ def test_the_mix_takes_our_kernel_where_it_can_and_torch_elsewhere(monkeypatch):
 
 
 def test_gradients_side_by_side_are_joined_without_a_copy(monkeypatch):
-    linear, x = FusedLinear(32, (32, 32, 32)), torch.randn(3, 7, 32, requires_grad=True)
+    linear, x = FusedLinear(32, (32, 32, 32), ("query", "key", "value")), torch.randn(3, 7, 32, requires_grad=True)
 
     def gradient():
         parts = [part.unflatten(-1, (2, 16)).transpose(1, 2) for part in linear(x)]
@@ -269,7 +269,7 @@ def test_a_linear_map_that_the_kernels_do_not_take():
 
 
 def test_a_split_of_which_one_part_is_used_alone():
-    linear, x = FusedLinear(8, (4, 6)), torch.randn(3, 7, 8, requires_grad=True)
+    linear, x = FusedLinear(8, (4, 6), ("key", "value")), torch.randn(3, 7, 8, requires_grad=True)
     first, _ = linear(x)
     (found,) = torch.autograd.grad(first.sum(), x)
     torch.testing.assert_close(found, linear.weight[:4].sum(0).expand(3, 7, 8))

@@ -54,6 +54,10 @@ class Tokens(Input):
     def plan(self) -> TablePlan:
         return TablePlan(self.weight, None, self.factor, self.weight.shape[1])
 
+    def matrix(self) -> Tensor:
+        """What `project` multiplies with."""
+        return self.weight
+
     def project(self, states: Tensor) -> Tensor:
         """Logits: a score for each token."""
         return F.linear(states, self.weight)
