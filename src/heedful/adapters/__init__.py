@@ -15,16 +15,16 @@ from heedful.model.architecture import Model
 
 
 class AdapterConfig(PartConfig):
-    """The contract.
-
-    merges    whether it can be folded into the base's weights: a model without the adapter that computes the same
-    neutral   whether it changes nothing before it is trained
-    """
+    """The contract. `neutral`: whether it changes nothing before it is trained."""
 
     folder: ClassVar[str] = "adapters"
     default: ClassVar[str] = "lora"
-    merges: ClassVar[bool] = False
     neutral: ClassVar[bool] = True
+
+    @property
+    def merges(self) -> bool:
+        """Whether it can be folded into the base's weights: a model without the adapter that computes the same."""
+        return False
 
     def install(self, model: Model) -> set[str]:
         """Add it to a built model, in place; returns the names of the parameters to train."""

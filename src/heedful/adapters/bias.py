@@ -1,7 +1,5 @@
 """Only the biases are trained.      Ben Zaken et al. 2022, BitFit"""
 
-from typing import ClassVar
-
 from heedful.adapters import AdapterConfig
 from heedful.model.architecture import Model
 
@@ -9,7 +7,9 @@ from heedful.model.architecture import Model
 class BiasConfig(AdapterConfig):
     """The folder holds the trained biases themselves: they take the place of the base's."""
 
-    merges: ClassVar[bool] = True
+    @property
+    def merges(self) -> bool:
+        return True
 
     def install(self, model: Model) -> set[str]:
         found = {name for name, _ in model.named_parameters() if name.rpartition(".")[2] == "bias"}

@@ -1,7 +1,5 @@
 """Only the last layers of the last stack are trained, as they are."""
 
-from typing import ClassVar
-
 from torch import nn
 
 from heedful.adapters import AdapterConfig
@@ -13,8 +11,11 @@ from heedful.model.stack import Stack
 class LayersConfig(AdapterConfig):
     """`last`: how many. The folder holds the trained layers themselves: they take the place of the base's."""
 
-    merges: ClassVar[bool] = True
     last: Size = 1
+
+    @property
+    def merges(self) -> bool:
+        return True
 
     def install(self, model: Model) -> set[str]:
         name, stack = [(name, one) for name, one in model.named_modules() if isinstance(one, Stack)][-1]

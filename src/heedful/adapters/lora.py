@@ -10,7 +10,7 @@ length of their own, which is trained, and only their direction is updated (Liu 
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,6 @@ class LoraConfig(AdapterConfig):
     cross.query, decoder.layers.3.attention.value; all; or embedding. `int8`: the base's linear maps are rounded to 8
     bits, for a quarter of their memory while training."""
 
-    merges: ClassVar[bool] = True
     rank: Size = 8
     alpha: float = Field(16.0, gt=0)
     root: bool = False
@@ -51,6 +50,10 @@ class LoraConfig(AdapterConfig):
         if self.magnitude and self.int8:
             raise ValueError("adapter.magnitude needs the lengths of rows in float32; set adapter.int8=false")
         return self
+
+    @property
+    def merges(self) -> bool:
+        return not self.int8  # rounding the sum again would change it
 
     @property
     def scale(self) -> float:
@@ -75,7 +78,7 @@ class LoraConfig(AdapterConfig):
     def merge(self, model: Model) -> None:
         for name, module in list(model.named_modules()):
             if isinstance(module, LoraInt8):
-                raise ValueError("an adapter of int8 weights is not merged: rounding the sum again would change it")
+                raise ValueError("an adapter of int8 weights cannot be merged: rounding the sum again would change it")
             if isinstance(module, LoraLinear | LoraFused | LoraTokens):
                 module.fold()
                 plain = next(kind for kind in type(module).__mro__ if not issubclass(kind, Adapted))

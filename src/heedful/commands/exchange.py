@@ -27,25 +27,37 @@ def import_model(
         ),
     ],
     out: Annotated[Path, typer.Option(help="The model folder to write.")],
+    base: Annotated[
+        Path | None, typer.Option(help="For an adapter of PEFT: the model that it belongs to, in any of these layouts.")
+    ] = None,
 ) -> None:
-    """Turn a published model into a Heedful model folder, which every other command opens.
+    """Turn a published model, or an adapter of PEFT, into a Heedful model folder, which every other command opens.
 
     Examples:
 
       heedful import opus-mt-en-de --out runs/en-de
 
       heedful import SmolLM2-135M-Instruct.Q4_1.gguf --out runs/smollm2
+
+      heedful import their-adapter --base runs/smollm2 --out runs/adapter
     """
     import yaml
 
     from heedful.checkpoint import save_weights, state_of
     from heedful.data.prepare import save_tokenizers
-    from heedful.exchange import published
+    from heedful.exchange import peft, published
     from heedful.files import locked, write_text
 
+    _refuse_model(out)
+    if peft.is_peft(source):
+        _import_adapter(source, base, out)
+        return
+    if base is not None:
+        raise ValueError(
+            f"{source} holds no adapter of PEFT's (adapter_config.json), so it has no base; leave --base out"
+        )
     if not published.is_published(source):
         raise ValueError(f"{source} is not {published.LAYOUTS}")
-    _refuse_model(out)
     opened = published.load(source)
     recipe = _recipe(opened, source)
     tokenizers = published.load_tokenizers(source, columns=2 if recipe["task"]["kind"] == "translation" else 1)
@@ -67,6 +79,39 @@ def import_model(
     print(f"{out}: {recipe['task']['kind']}, {count:,} parameters, vocabulary {tokenizers[-1].vocab:,}")
     if note := published.remark(source):
         print(note)
+
+
+def _import_adapter(source: Path, base: Path | None, out: Path) -> None:
+    """An adapter of PEFT's, beside its base."""
+    import yaml
+
+    from heedful.bases import Base, digest_of, is_ours
+    from heedful.checkpoint import load_whole, read_config, save_weights
+    from heedful.data.prepare import load_tokenizers, save_tokenizers
+    from heedful.exchange import peft, published
+    from heedful.files import locked, write_text
+    from heedful.training.recipe import parse_recipe
+
+    if base is None:
+        raise ValueError(f"{source} holds an adapter; name the model that it belongs to: --base MODEL")
+    if is_ours(base):
+        recipe, model = read_config(base), load_whole(base)
+    else:
+        opened = published.load(base)
+        recipe, model = _recipe(opened, base), opened.model
+    adapter, state = peft.read(source, model)
+    columns = 2 if recipe["task"]["kind"] == "translation" else 1
+    recipe = {**recipe, "adapter": adapter.model_dump(mode="json"), "start_from": str(base)}
+    with locked(out / ".lock", "a training or an import"):
+        _refuse_model(out)
+        Base(base, digest_of(base)).write(out)
+        save_weights(out, state)
+        save_tokenizers(out, (load_tokenizers if is_ours(base) else published.load_tokenizers)(base, columns=columns))
+        write_text(out / "README.md", f"# An adapter ({adapter.kind}) of {base.name}\n\nImported from {source.name}.\n")
+        written = parse_recipe(recipe).model_dump(mode="json")
+        write_text(out / "config.yaml", yaml.safe_dump(written, sort_keys=False))
+    count = sum(tensor.numel() for tensor in state.values())
+    print(f"{out}: adapter {adapter.kind} of {base}, {count:,} parameters")
 
 
 def _refuse_model(out: Path) -> None:
@@ -109,8 +154,11 @@ def export_model(
     folder: Annotated[Path, typer.Argument(metavar="MODEL", help="A Heedful model folder.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     to: Annotated[
-        Literal["hugging_face", "sentence_transformers"],
-        typer.Option(help="The layout: that of transformers, or of sentence-transformers (sentence vectors)."),
+        Literal["hugging_face", "sentence_transformers", "peft"],
+        typer.Option(
+            help="The layout: that of transformers, of sentence-transformers (sentence vectors), or of PEFT (an "
+            "adapter alone). An adapter is merged into its base for the first two."
+        ),
     ] = "hugging_face",
 ) -> None:
     """Write a model folder in another tool's layout, with its tokenizer and the names of its labels.
@@ -120,19 +168,25 @@ def export_model(
       heedful export runs/tickets --out tickets-hf
 
       heedful export runs/vectors --to sentence_transformers --out vectors-st
+
+      heedful export runs/adapter --to peft --out adapter-peft
     """
-    from heedful.checkpoint import load_model, open_tokenizers, read_config
+    from heedful.checkpoint import load_whole, open_tokenizers, read_config
     from heedful.exchange import hugging_face, sentence_transformers
 
-    recipe, model = read_config(folder), load_model(folder)
+    recipe = read_config(folder)
     task = recipe.get("task") or {"kind": "translation"}
     kind = task["kind"] if isinstance(task, dict) else task
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty; choose another --out")
+    if to == "peft":
+        _export_adapter(folder, out)
+        return
     if to == "sentence_transformers" and kind != "embedding":
         raise ValueError(
             f"{folder} is a model for {kind}; only models for embedding have sentence-transformers' layout"
         )
+    model = load_whole(folder)
     tokenizers = open_tokenizers(folder, model, columns=2 if kind == "translation" else 1)
     family = hugging_face.family_for(model)
     length = (recipe.get("data") or {}).get("max_length", 256)
@@ -146,6 +200,24 @@ def export_model(
         pooling = sentence_transformers.Pooling(task["pooling"], task["normalise"], length)
         sentence_transformers.write(out, pooling, width=model.config.width)
     print(f"{out}: a {family} folder")
+
+
+def _export_adapter(folder: Path, out: Path) -> None:
+    from safetensors.torch import load_file
+
+    from heedful.bases import base_of
+    from heedful.checkpoint import load_model, parse_adapter, read_config
+    from heedful.exchange import peft
+
+    adapter = parse_adapter(read_config(folder))
+    if adapter is None:
+        raise ValueError(f"{folder} holds a whole model, not an adapter; leave --to peft out")
+    base = base_of(folder).folder
+    trained = sorted(load_file(folder / "model.safetensors"))
+    peft.write(load_model(folder, beside=True), adapter, trained, out, base=str(base))
+    print(
+        f"{out}: an adapter of PEFT's; its base is {base}, as a folder of transformers: heedful export {base} --out ..."
+    )
 
 
 def _details(tokenizer: "Tokenizer", model: "Model") -> dict[str, Any]:

@@ -24,6 +24,7 @@ from heedful.commands.embed import embed
 from heedful.commands.evaluate import evaluate, score
 from heedful.commands.exchange import export_model, import_model
 from heedful.commands.generate import generate
+from heedful.commands.merge import merge
 from heedful.commands.params import params
 from heedful.commands.plot import plot
 from heedful.commands.predict import predict
@@ -55,6 +56,7 @@ app.command()(embed)
 app.command()(index)
 app.command()(search)
 app.command()(answer)
+app.command()(merge)
 app.command("import")(import_model)
 app.command("export")(export_model)
 app.add_typer(corpus)

@@ -259,8 +259,8 @@ def _prefix_out(model: Model, adapter: PrefixConfig) -> tuple[dict[str, Any], St
     _refuse_bias(model)
     order = _layers(model, len(mixes))
     if len(set(order)) < len(order):
-        raise ValueError(f"PEFT gives the same prefix to several of {len(order)} decoder layers, as it does for every even "
-                         "number of them; write the folder for Heedful only")  # fmt: skip
+        raise ValueError(f"PEFT gives the same prefix to several decoder layers where their number is even, such as "
+                         f"{len(order)}; write the folder for Heedful only")  # fmt: skip
     with torch.no_grad():
         pairs = [torch.stack(mixes[order.index(place)].prefix(), dim=1) for place in range(len(mixes))]
     table = torch.cat(pairs, dim=1)  # length (layers x 2) width
@@ -294,8 +294,8 @@ def _prefix_in(table: Tensor, model: Model, folder: Path) -> tuple[AdapterConfig
 
 
 def _layers(model: Model, count: int) -> list[int]:
-    """Which pair of PEFT's table each layer takes. For encoder-decoders it hands out two pairs a layer, one for attention
-    to the source that is then dropped, from the table twice over."""
+    """Which pair of PEFT's table each layer takes. For encoder-decoders it hands out two pairs a layer, one for
+    attention to the source that is then dropped, from the table twice over."""
     return [(2 * layer) % count for layer in range(count)] if isinstance(model, SequenceToSequence) else [*range(count)]
 
 
