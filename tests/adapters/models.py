@@ -15,7 +15,7 @@ ARCHITECTURES = ("encoder_decoder", "decoder_only", "encoder_only")
 FORMS = {
     "lora": {"kind": "lora", "rank": 3},
     "lora all": {"kind": "lora", "rank": 5, "targets": ["all"], "root": True},
-    "lora magnitude": {"kind": "lora", "rank": 3, "targets": ["key", "up", "output"], "magnitude": True},
+    "lora magnitude": {"kind": "lora", "rank": 3, "targets": ["key", "output"], "magnitude": True},
     "lora embedding": {"kind": "lora", "rank": 3, "targets": ["embedding", "query"]},
     "bias": {"kind": "bias"},
     "layers": {"kind": "layers", "last": 1},

@@ -34,6 +34,7 @@ def card(
         for split, found in prepared.facts["files"].items()
         for name, digest in found.items()
     ]
+    base = f"Trained as an adapter ({recipe.adapter.kind}) of {recipe.start_from}." if recipe.adapter else ""
     examples = [f"- {name}: {text!r}" for sample in samples for name, text in sample.items()]
     return "\n".join(
         [
@@ -43,6 +44,7 @@ def card(
             f"{parameters:,} parameters"
             + (f", vocabulary {prepared.tokenizers[-1].vocab:,}." if prepared.tokenizers else "."),
             "",
+            *([base, ""] if base else []),
             "## Scores on the validation set"
             if prepared.has("valid")
             else "## Scores on the training data (nothing was held out)",

@@ -195,6 +195,10 @@ class Trainer:
             with self.precision.compute():
                 totals, *_ = self.module(batch.to(self.world.device), {})
                 sum(totals.values()).mul(0).backward()
+        unreached = [name for name, one in self.model.named_parameters() if one.requires_grad and one.grad is None]
+        if self.base and unreached:
+            raise ValueError(f"the adapter's {unreached[0]} has no part in the loss of this task; leave it out of "
+                             "adapter.targets, or choose another adapter")  # fmt: skip
         self.optimizer.zero_grad(set_to_none=True)
 
     def feed(self) -> Iterator[np.ndarray]:
