@@ -13,6 +13,7 @@ LEVELS = [
     {"config"},
     {"text", "model", "mini"},
     {"data", "families", "adapters", "evaluation", "objectives"},
+    {"bank"},
     {"decoding"},
     {"exchange"},
     {"bases"},
@@ -37,7 +38,8 @@ ONLY = {
     "families": {"config", "model"},
     "adapters": {"config", "model"},
     "objectives": {"model"},
-    "decoding": {"bounded", "config", "files", "memory", "text", "data", "model"},
+    "bank": {"adapters", "config", "model"},
+    "decoding": {"bank", "bounded", "config", "files", "memory", "text", "data", "model"},
 }
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 

@@ -7,19 +7,24 @@ weights; another base is refused, since an adapter is meaningless anywhere else.
 import json
 import os
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from heedful.bounded import read_object, regular
+from heedful.adapters import AdapterConfig, install
+from heedful.bounded import Held, header, opening, read_object, refuse_infinite, regular
 from heedful.data.digest import file_digest
 from heedful.exchange import hugging_face, published
 from heedful.exchange.gguf import is_gguf
 from heedful.exchange.sentence_transformers import body
 from heedful.files import write_text
 from heedful.model.architecture import ArchitectureConfig, Model
+from heedful.model.create import layout, layout_within
 
 BASE = "base.json"
 
@@ -95,3 +100,49 @@ def weights_of(
         return weights, opened.left_out
     more, used = hugging_face.read_heads(body(place), config, set(wanted) - set(weights))
     return {**weights, **more}, [name for name in opened.left_out if name not in used]
+
+
+def parse_adapter(recipe: Mapping[str, Any]) -> AdapterConfig | None:
+    """The adapter of a recipe, given as plain data."""
+    return None if recipe.get("adapter") is None else AdapterConfig.model_validate(recipe["adapter"])
+
+
+@torch.no_grad()
+def beside_base(
+    folder: Path, config: ArchitectureConfig, adapter: AdapterConfig, load: Callable[[Path], Model]
+) -> Model:
+    """The base of an adapter's folder, with the adapter. `config`: the whole model's; `load`: see `weights_of`."""
+    base, path = base_of(folder), folder / "model.safetensors"
+    weights, _ = weights_of(base.folder, (), config, load)
+    held = {**{name: Held(tuple(tensor.shape), "F32") for name, tensor in weights.items()}, **header(path)}
+    model = layout_within(config, held, path)
+    own = adapter_weights(folder, config, adapter)
+    state = model.state_dict()
+    for name, tensor in state.items():
+        if name not in own and (name not in weights or weights[name].shape != tensor.shape):
+            raise ValueError(f"{base.folder} does not fit {folder / 'config.yaml'}: {name} is missing or of other size")
+    model.load_state_dict({name: own.get(name, weights.get(name)) for name in state}, assign=True)
+    with torch.random.fork_rng(devices=[]):  # what it draws is replaced by what was trained
+        install(adapter, model, state.keys() & own.keys())
+    model.load_state_dict(own, strict=False)
+    return model.requires_grad_(False)
+
+
+def adapter_weights(folder: Path, config: ArchitectureConfig, adapter: AdapterConfig) -> dict[str, Tensor]:
+    """The weights of an adapter's folder, if they are those of its config, which is seen on the meta device before
+    anything is built. `config`: that of the whole model, known to fit its base."""
+    path = folder / "model.safetensors"
+    held = header(path)
+    with opening(folder / "config.yaml"):
+        probe = layout(config)
+        names = probe.state_dict().keys() & held.keys()
+        trained = install(adapter, probe, names)
+    expected = {name: tuple(tensor.shape) for name, tensor in probe.state_dict().items() if name in trained}
+    for name in sorted({*expected, *held}):
+        if name not in held or expected.get(name) != held[name].shape or held[name].dtype != "F32":
+            raise ValueError(
+                f"{path} does not fit the adapter in config.yaml: {name} is missing, unknown or of other size"
+            )
+    own = load_file(path)
+    refuse_infinite(own.items(), path)
+    return own

@@ -5,12 +5,12 @@
 'good morning'
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.checkpoint import load_model, open_tokenizers, read_config
+from heedful.checkpoint import load_model, open_adapters, open_tokenizers, read_config
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.streams import cores
 from heedful.generator import Generator, Piece
@@ -113,7 +113,7 @@ class Chatter:
         self.generator.close()
 
 
-def load(folder: str | Path, *, streams: int | None = None) -> Chatter:
+def load(folder: str | Path, *, streams: int | None = None, adapters: Mapping[str, Path] | None = None) -> Chatter:
     """The model of a folder, to talk with: trained on dialogues, or any language model."""
     folder = Path(folder)
     model = load_model(folder)
@@ -125,6 +125,8 @@ def load(folder: str | Path, *, streams: int | None = None) -> Chatter:
     if isinstance(model, SequenceToSequence) and kind != "dialogue":
         raise ValueError(f"{folder} was trained for {kind}, not on dialogues; use heedful translate or predict")
     (tokenizer,) = open_tokenizers(folder, model, columns=1)
-    generator = Generator(model, tokenizer, streams=cores() if streams is None else streams)
+    open_adapters(folder, model, adapters or {})
+    streams = cores() if streams is None else streams
+    generator = Generator(model, tokenizer, streams=streams, adapters=tuple(adapters or ()))
     limit = config.get("data", {}).get("max_length") if kind == "dialogue" else None
     return Chatter(generator, limit=limit)

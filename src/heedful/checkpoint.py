@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from heedful import parts
-from heedful.adapters import AdapterConfig, install
-from heedful.bases import base_of, weights_of
-from heedful.bounded import Held, header, one_line, opening, read_object, read_yaml, refuse_infinite
+from heedful.bank import install_bank
+from heedful.bases import adapter_weights, base_of, beside_base, digest_of, parse_adapter
+from heedful.bounded import header, one_line, opening, read_object, read_yaml, refuse_infinite
 from heedful.config import Config
 from heedful.data.inputs import DataConfig
 from heedful.data.prepare import load_tokenizers
@@ -154,12 +154,12 @@ def load_model(folder: Path, *, beside: bool = False) -> Model:
         adapter = parse_adapter(data)
     if not path.is_file():
         raise ValueError(f"{folder} has no weights yet: there is no model.safetensors in it")
-    held = header(path)
     if adapter is not None:
-        model = _beside_base(folder, config, adapter, held)
+        model = beside_base(folder, config, adapter, load_whole)
         if adapter.merges and not beside:
             adapter.merge(model)
         return model.eval()
+    held = header(path)
     model = layout_within(config, held, path)
     refuse_misfits(model, held, path)
     try:
@@ -169,11 +169,6 @@ def load_model(folder: Path, *, beside: bool = False) -> Model:
         raise ValueError(f"{path} does not fit config.yaml: {one_line(error)}") from None
     refuse_infinite(model.state_dict().items(), path)
     return model.eval()
-
-
-def parse_adapter(data: dict[str, Any]) -> AdapterConfig | None:
-    """The adapter of a recipe, given as plain data."""
-    return None if data.get("adapter") is None else AdapterConfig.model_validate(data["adapter"])
 
 
 def load_whole(folder: Path) -> Model:
@@ -187,34 +182,23 @@ def load_whole(folder: Path) -> Model:
     return load_model(folder)
 
 
-def _beside_base(folder: Path, config: ArchitectureConfig, adapter: AdapterConfig, held: Mapping[str, Held]) -> Model:
-    """The base of an adapter's folder, with the adapter. Its sizes are compared on the meta device before it is
-    installed."""
-    base, path = base_of(folder), folder / "model.safetensors"
-    weights, _ = weights_of(base.folder, (), config, load_whole)
-    theirs = {name: Held(tuple(tensor.shape), "F32") for name, tensor in weights.items()}
-    with opening(folder / "config.yaml"):
-        model = layout_within(config, {**theirs, **held}, path)
-        names = set(model.state_dict())
-        probe = layout_within(config, {**theirs, **held}, path)
-        trained = install(adapter, probe, names & set(held))
-        expected = {name: tuple(tensor.shape) for name, tensor in probe.state_dict().items() if name in trained}
-    for name in sorted({*expected, *held}):
-        if name not in held or expected.get(name) != held[name].shape or held[name].dtype != "F32":
-            raise ValueError(f"{path} does not fit the adapter in config.yaml: {name} is missing, unknown or of other "
-                             "size")  # fmt: skip
-    missing = [name for name, tensor in model.state_dict().items() if name not in held
-               and (name not in weights or weights[name].shape != tensor.shape)]  # fmt: skip
-    if missing:
-        raise ValueError(f"{base.folder} does not fit {folder / 'config.yaml'}: {missing[0]} is missing or of another "
-                         "size")  # fmt: skip
-    own = load_file(path)
-    refuse_infinite(own.items(), path)
-    model.load_state_dict({name: own.get(name, weights.get(name)) for name in names}, assign=True)
-    with torch.random.fork_rng(devices=[]):  # what it draws is replaced by what was trained
-        install(adapter, model, names & set(held))
-    model.load_state_dict(own, strict=False)
-    return model.requires_grad_(False)
+def open_adapters(folder: Path, model: Model, adapters: Mapping[str, Path]) -> None:
+    """Put adapters of a folder's model beside it, so that each row of a batch may have its own: see `bank.py`."""
+    found = {}
+    for name, place in adapters.items():
+        data = read_config(place)
+        with opening(place / "config.yaml"):
+            adapter = parse_adapter(data)
+        if adapter is None:
+            raise ValueError(
+                f"{place} holds a whole model, not an adapter; serve it beside {folder}: name both folders"
+            )
+        if base_of(place).digest != digest_of(folder):
+            raise ValueError(f"{place} is an adapter for {base_of(place).folder}, not for {folder}")
+        found[name] = adapter, adapter_weights(place, model.config, adapter)
+    if found:
+        install_bank(model, found)
+        model.requires_grad_(False)
 
 
 def open_tokenizers(folder: Path, model: Model, *, columns: int) -> list[Tokenizer]:

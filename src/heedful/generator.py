@@ -6,7 +6,7 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -14,7 +14,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import load_model, open_tokenizers
+from heedful.checkpoint import load_model, open_adapters, open_tokenizers
 from heedful.config import did_you_mean
 from heedful.data.corpus import Line, read_texts
 from heedful.decoding.beam import Hypothesis
@@ -58,11 +58,13 @@ class Piece:
 @dataclass(frozen=True)
 class Prompt:
     """A text to continue. `heard` is called with each sampled piece of text as soon as it is generated (number of the
-    continuation, piece), and returns whether to continue. `tokens`: those of the text, if they are known."""
+    continuation, piece), and returns whether to continue. `tokens`: those of the text, if they are known. `adapter`: by
+    name, for a base with several."""
 
     text: str
     heard: Callable[[int, Piece], bool] | None = None
     tokens: Sequence[int] | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,13 @@ class Generator:
         *,
         recurrence: Recurrence | None = None,
         streams: int = 1,
+        adapters: Sequence[str] = (),
     ) -> None:
         self.model, self.tokenizer, self.recurrence = model.eval(), tokenizer, recurrence
         self.starter: Starter = (
-            FromPrompt(model, tokenizer, recurrence=recurrence)
+            FromPrompt(model, tokenizer, recurrence=recurrence, adapters=adapters)
             if isinstance(model, LanguageModel)
-            else FromSource([model], [tokenizer])
+            else FromSource([model], [tokenizer], adapters=adapters)
         )
         self.runner = Runner(self.starter, streams=streams)
         self.limit = model.limit if isinstance(model, LanguageModel) else model.source_limit
@@ -153,7 +156,10 @@ class Generator:
             return listener(copy, written.piece(token, log_probs))
 
         listening = any(reading.prompt.heard for reading in readings)
-        jobs = numbered([reading.tokens for reading in readings], [Request(one.prompt.text) for one in readings])
+        jobs = numbered(
+            [reading.tokens for reading in readings],
+            [Request(one.prompt.text, adapter=one.prompt.adapter) for one in readings],
+        )
         found = self.runner.run(
             [(config, jobs)], batch_tokens=batch_tokens, dropped=dropped, heard=heard if listening else None
         )
@@ -253,12 +259,21 @@ class _Pieces:
         return max(ends, default=0)
 
 
-def load(folder: str | Path, *, recurrence: Recurrence | None = None, streams: int | None = None) -> Generator:
-    """The language model of a folder. `streams`: batches at once, by default one per core."""
+def load(
+    folder: str | Path,
+    *,
+    recurrence: Recurrence | None = None,
+    streams: int | None = None,
+    adapters: Mapping[str, Path] | None = None,
+) -> Generator:
+    """The language model of a folder. `streams`: batches at once, by default one per core; `adapters`: those that
+    prompts may choose, by name."""
     folder = Path(folder)
     model = load_model(folder)
     if not isinstance(model, LanguageModel):
         kind = model.config.kind
         raise ValueError(f"{folder}: a model of kind {kind} does not continue texts; use heedful translate or predict")
     (tokenizer,) = open_tokenizers(folder, model, columns=1)
-    return Generator(model, tokenizer, recurrence=recurrence, streams=cores() if streams is None else streams)
+    open_adapters(folder, model, adapters or {})
+    streams = cores() if streams is None else streams
+    return Generator(model, tokenizer, recurrence=recurrence, streams=streams, adapters=tuple(adapters or ()))

@@ -6,7 +6,7 @@
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from heedful.alignment import Aligner, Links
+from heedful.bank import choosing
+from heedful.bank import numbers as numbered_adapters
 from heedful.bounded import read_object
-from heedful.checkpoint import load_model, open_tokenizers, read_config
+from heedful.checkpoint import load_model, open_adapters, open_tokenizers, read_config
 from heedful.config import parse
 from heedful.data.batches import cut
 from heedful.data.inputs import DataConfig
@@ -77,7 +79,8 @@ class Translator:
     consider for each source token; `streams`: batches translated in parallel; `split`: whether texts are translated
     sentence by sentence; `language`: the source language, for splitting. `cuts`: of a text that is too long for the
     model only the beginning is read; otherwise it is translated in parts. `context`: how many sentences before it the
-    model sees when it translates one; `languages`: those that a model of several languages knows."""
+    model sees when it translates one; `languages`: those that a model of several languages knows; `adapters`: the names
+    of those that requests may choose."""
 
     def __init__(
         self,
@@ -94,6 +97,7 @@ class Translator:
         context: int = 0,
         languages: Languages | None = None,
         teacher: Callable[[], SequenceToSequence] | None = None,
+        adapters: Sequence[str] = (),
     ) -> None:
         self.models = [model.eval() for model in models]
         self.languages = languages or Languages(tokenizers)
@@ -101,14 +105,16 @@ class Translator:
         self.source, self.target = tokenizers[0], tokenizers[-1]
         self.limit = min([limit, *(model.source_limit or limit for model in models)])
         self.device = models[0].device
-        self.aligner = aligner
+        self.aligner, self.adapters = aligner, tuple(adapters)
         self.split, self.language, self.cuts, self.context = split, language, cuts, context
         self.starter: FromSource | AtOnce
         self.before: Before | None = None
         if isinstance(self.models[0], ParallelSequenceToSequence):
             self.starter = AtOnce(self.models[0], tokenizers, teacher=teacher)
         else:
-            self.starter = FromSource(self.writers, tokenizers, shortlist=shortlist, languages=self.languages)
+            self.starter = FromSource(
+                self.writers, tokenizers, shortlist=shortlist, languages=self.languages, adapters=adapters
+            )
             self.before = Before(self.starter, context=context, limit=self.limit) if context else None
         self.runner = Runner(self.starter, streams=streams)
 
@@ -244,14 +250,16 @@ class Translator:
         for reading in readings:
             numbers = range(first, first + len(reading.parts))
             first += len(reading.parts)
-            each = [
-                self._alternatives(requests[number], written.get(number, []), config, replace_unknowns)
-                for number in numbers
-            ]
+            with choosing(numbered_adapters([reading.request.adapter], self.adapters)):
+                each = [
+                    self._alternatives(requests[number], written.get(number, []), config, replace_unknowns)
+                    for number in numbers
+                ]
             one = _join(each, reading.parts)
             if alignment:
                 texts = [part.text for part in reading.parts]
-                one = replace(one, alignment=self._align_parts(reading.request, one.text, texts, each))
+                with choosing(numbered_adapters([reading.request.adapter], self.adapters)):
+                    one = replace(one, alignment=self._align_parts(reading.request, one.text, texts, each))
             if histories is not None:
                 one = replace(one, history=histories[numbers[0]])
             found.append(one)
@@ -506,11 +514,12 @@ def load(
     shortlist: bool = False,
     streams: int | None = None,
     teacher: str | Path = "",
+    adapters: Mapping[str, Path] | None = None,
 ) -> Translator:
     """The translator of a model folder; several give an ensemble. `quantize`: int8, for a quarter of the weight
     memory; `shortlist`: consider only likely target tokens; `streams`: batches in parallel, by default one per core;
     `teacher`: the model that chooses among noisy results of one that writes all words at once, by default the one that
-    taught it, if its folder is still there."""
+    taught it, if its folder is still there; `adapters`: those that requests may choose, by name."""
     if quantize not in ("", "int8"):
         raise ValueError(f"unknown quantize {quantize!r}; known: int8")
     folders = [Path(name) for name in (folder, *others)]
@@ -522,6 +531,9 @@ def load(
             raise ValueError(
                 f"{place}: a model of kind {model.config.kind} does not translate; use heedful predict or generate"
             )
+        if adapters and (len(folders) > 1 or quantize):
+            raise ValueError("adapters share one base in float32; leave out the other models and quantize")
+        open_adapters(place, model, adapters or {})
         if quantize:
             quantize_int8(model)
         models.append(model)
@@ -560,6 +572,7 @@ def load(
         context=recipe.context,
         languages=Languages(tokenizers[0], recipe.layout, recipe.directions if recipe.layout else [named]),
         teacher=(lambda: _teacher(Path(taught_by), tokenizers[0])) if taught_by else None,
+        adapters=tuple(adapters or ()),
     )
 
 

@@ -172,9 +172,7 @@ def test_training_goes_on_from_a_merged_adapter_but_not_from_one_that_cannot_be_
 
 def test_a_new_head_is_in_the_adapters_folder(base, tmp_path):
     rows = tmp_path / "labelled.tsv"
-    rows.write_text(
-        "label\ttext\n" + "".join(f"{'ab'[n % 2]}\t{['good', 'bad'][n % 2]} {n % 7}\n" for n in range(80))
-    )
+    rows.write_text("label\ttext\n" + "".join(f"{'ab'[n % 2]}\t{['good', 'bad'][n % 2]} {n % 7}\n" for n in range(80)))
     changes = {"training.steps": 20, "training.validate_every": 10, "training.save_every": 10, "model.width": 16}
     heedful.train(rows, out=tmp_path / "reader", recipe="classify", changes={**changes, "model.encoder.layers": 1})
     tuning = {"adapter": FORMS["lora"], "training.steps": 20, "task.multi_label": False}

@@ -205,8 +205,8 @@ def export_model(
 def _export_adapter(folder: Path, out: Path) -> None:
     from safetensors.torch import load_file
 
-    from heedful.bases import base_of
-    from heedful.checkpoint import load_model, parse_adapter, read_config
+    from heedful.bases import base_of, parse_adapter
+    from heedful.checkpoint import load_model, read_config
     from heedful.exchange import peft
 
     adapter = parse_adapter(read_config(folder))

@@ -48,9 +48,7 @@ def merge(
     model = load_whole(adapters[0])
     if len(adapters) == 1 and shares == [1.0]:
         largest, equal = _differences(load_model(adapters[0], beside=True), model)
-        print(
-            f"merged beside the adapter: outputs differ by at most {largest:.1e}; {equal:.2%} of best tokens are equal"
-        )
+        print(f"merged and beside differ by at most {largest:.1e} in their outputs; best tokens equal: {equal:.2%}")
     else:
         _add(model, [load_whole(folder).state_dict() for folder in adapters], shares, bases[0].folder)
     _write(model, adapters[0], out)

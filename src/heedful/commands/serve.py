@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,10 @@ def serve(
     ] = None,
     source: Annotated[str, typer.Option("--from", help="Source language, such as en, if the recipe names none.")] = "",
     target: Annotated[str, typer.Option("--to", help="Target language, if the recipe names none.")] = "",
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(help="Adapter (lora) of the model, FOLDER or NAME=FOLDER; requests choose it as their model."),
+    ] = None,
     streams: Annotated[int, typer.Option(min=0, help="Batches translated in parallel; 0 = one per core.")] = 0,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens per batch.")] = 2048,
     wait: Annotated[float, typer.Option(min=0, max=1, help="Seconds a request may wait to be batched.")] = 0.005,
@@ -55,6 +60,8 @@ def serve(
 
       heedful serve runs/my-model --from en --to de
 
+      heedful serve runs/base --adapter law=runs/law --adapter medicine=runs/medicine
+
       curl -d q=Hello -d source=en -d target=de http://127.0.0.1:8000/translate
 
       curl --json '{"inputs": "a great film"}' http://127.0.0.1:8000/api/predict
@@ -76,7 +83,7 @@ def serve(
     origins, proxies = tuple(map(check_origin, allow_origin or ())), tuple(map(check_proxy, proxy or ()))
     metrics = Metrics()
     settings = EngineSettings(streams, batch_tokens, wait, queue, quantize)
-    loaded = Models(models, settings, metrics.watch, (source, target))
+    loaded = Models(models, settings, metrics.watch, (source, target), _named(adapter or ()))
     options = Options(characters=char_limit, texts=batch_limit, timeout=timeout, hosts=hosts, origins=origins)
     if access_log:
         log_to_stderr()
@@ -95,6 +102,19 @@ def serve(
                 flush=True,
             )
     uvicorn.Server(config).run(sockets=[socket])
+
+
+def _named(given: Sequence[str]) -> dict[str, Path]:
+    """NAME=FOLDER, or FOLDER by its own name."""
+    found: dict[str, Path] = {}
+    for one in given:
+        name, equals, folder = one.partition("=")
+        place = Path(folder if equals else one)
+        name = name if equals else place.resolve().name
+        if not name or name in found:
+            raise ValueError(f"two adapters are called {name!r}; name them: --adapter NAME=FOLDER")
+        found[name] = place
+    return found
 
 
 def _bound(config: Any) -> Any:

@@ -1,10 +1,12 @@
 """How decoding starts for language models: with prompts, padded on the left."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from heedful.bank import ChosenStepper, numbers
 from heedful.decoding.generation import PARALLEL, GenerationConfig
 from heedful.decoding.rules import Rules, banned_forms
 from heedful.decoding.runner import Job, Start
@@ -17,8 +19,18 @@ NEW_TOKENS = 200  # if max_new_tokens is 0
 
 
 class FromPrompt:
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, *, recurrence: Recurrence | None = None) -> None:
+    """`adapters`: the names of those that prompts may choose (see `bank.py`)."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        *,
+        recurrence: Recurrence | None = None,
+        adapters: Sequence[str] = (),
+    ) -> None:
         self.models, self.model, self.tokenizer, self.recurrence = [model], model, tokenizer, recurrence
+        self.adapters = tuple(adapters)
 
     def size(self, tokens: Sequence[int], config: GenerationConfig) -> int:
         """New tokens count too: they are cached like the prompt."""
@@ -45,7 +57,9 @@ class FromPrompt:
             stops=Stops(tokenizer, config.stop_strings) if config.stop_strings else None,
         )
         real = None if bool(valid.all()) else valid
-        stepper = PromptStepper(self.model, prompt, length=max(limits), valid=real, recurrence=self.recurrence)
+        adapters = numbers([job.request.adapter for job in jobs], self.adapters)
+        begun = partial(PromptStepper, self.model, prompt, length=max(limits), valid=real, recurrence=self.recurrence)
+        stepper = begun() if adapters is None else ChosenStepper(begun, adapters)
         return Start(stepper, prompt[:, -1], limits, rules)
 
 

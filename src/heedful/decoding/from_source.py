@@ -1,11 +1,13 @@
 """How decoding starts for sequence-to-sequence models: the source is encoded, and constraints become rules."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from heedful.bank import ChosenStepper, numbers
 from heedful.data.languages import Languages
 from heedful.data.padding import pad
 from heedful.decoding.generation import PARALLEL, GenerationConfig
@@ -25,7 +27,8 @@ REQUIRED_BEAMS = 10
 
 class FromSource:
     """One model, or several with the same vocabulary whose probabilities are averaged. `shortlist`: the target tokens
-    to consider for each source token; `languages`: the language tokens, if the models have any."""
+    to consider for each source token; `languages`: the language tokens, if the models have any; `adapters`: the names
+    of those that texts may choose (see `bank.py`)."""
 
     def __init__(
         self,
@@ -34,8 +37,9 @@ class FromSource:
         *,
         shortlist: Shortlist | None = None,
         languages: Languages | None = None,
+        adapters: Sequence[str] = (),
     ) -> None:
-        self.models = models
+        self.models, self.adapters = models, tuple(adapters)
         self.languages = languages or Languages(tokenizers)
         self.quick = [lower(model) or None for model in models]
         self.source, self.target = tokenizers[0], tokenizers[-1]
@@ -91,10 +95,13 @@ class FromSource:
         padded = pad(framed, fill=self.source.pad)
         source, valid = (tensor.to(self.device) for tensor in padded)
         allowed = self._allowed(source, prefixes, required)
-        steppers: list[Stepper] = [
-            SourceStepper(model, source, valid, length=max(limits), allowed=allowed, quick=quick)
+        options: dict[str, Any] = {"length": max(limits), "allowed": allowed}
+        begun = [
+            partial(SourceStepper, model, source, valid, quick=quick, **options)
             for model, quick in zip(self.models, self.quick, strict=True)
         ]
+        adapters = numbers([job.request.adapter for job in jobs], self.adapters)
+        steppers: list[Stepper] = [one() if adapters is None else ChosenStepper(one, adapters) for one in begun]
         stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
         first = torch.tensor([framing.start for framing in framings], device=self.device)
         return Start(stepper, first, limits, rules)

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -143,6 +143,10 @@ class Engine(Generic[RequestT, ReadingT, AnswerT]):
             self._changed.notify_all()
         return jobs
 
+    def choosing(self, **fields: Any) -> "Engine[RequestT, ReadingT, AnswerT]":
+        """The same engine, for requests that get these fields."""
+        return _Choosing(self, fields)
+
     @property
     def waiting(self) -> int:
         return len(self._queue)
@@ -236,3 +240,21 @@ class Engine(Generic[RequestT, ReadingT, AnswerT]):
         for job, answer in zip(batch, found, strict=True):
             job.future.set_result(answer)
         self.watch.batch(len(batch), sum(map(self.written, found)), time.monotonic() - began)
+
+
+class _Choosing(Engine[RequestT, ReadingT, AnswerT]):
+    """See `Engine.choosing`. It has neither threads nor a queue of its own."""
+
+    def __init__(self, engine: Engine[RequestT, ReadingT, AnswerT], fields: dict[str, Any]) -> None:
+        self.engine, self.fields = engine, fields
+        self.worker = engine.worker
+
+    def submit(self, requests: Sequence[RequestT], settings: Settings) -> list[Job[ReadingT, AnswerT]]:
+        return self.engine.submit([replace(one, **self.fields) for one in requests], settings)  # type: ignore[type-var]
+
+    @property
+    def waiting(self) -> int:
+        return 0  # they wait in the engine's queue, and count there
+
+    def close(self) -> None:
+        """Nothing to do: the engine is closed with its own model."""

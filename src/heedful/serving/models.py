@@ -2,8 +2,8 @@
 
 import re
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -143,8 +143,12 @@ class Models:
         settings: EngineSettings,
         watch: Callable[[str], Watch],
         languages: tuple[str, str] = ("", ""),
+        adapters: Mapping[str, Path] | None = None,
     ) -> None:
         self.settings, self._watch, self._languages = settings, watch, languages
+        self.adapters = dict(adapters or {})
+        if self.adapters and len(folders) > 1:
+            raise ValueError("adapters share one base; name one model only")
         for code in filter(None, languages):
             if not CODE.fullmatch(code):
                 raise ValueError(f"{code!r} is not a language code, such as en or pt-BR")
@@ -153,8 +157,12 @@ class Models:
         self._unnamed = False  # whether some recipe does not name a language
         self.all: dict[str, Served] = {}
         names = _names(self.folders)
+        for name in self.adapters:
+            if name in names:
+                raise ValueError(f"the adapter {name} has its base's name; call it otherwise: --adapter NAME=FOLDER")
         for folder, name in zip(self.folders, names, strict=True):
             self.all[name] = self._load(folder, name)
+            self.all |= self._beside(self.all[name])
         if any(languages) and not self._unnamed:
             self.close()
             known = ", ".join(f"{model.name} is {model.source} to {model.target}" for model in self.translating)
@@ -199,13 +207,24 @@ class Models:
     def reload(self, name: str) -> None:
         """Reload the folder. Requests that the old model has accepted are finished by it."""
         with self._changing:
+            if name in self.adapters:  # they are loaded with their base
+                name = next(iter(self.all))
             old = self.all[name]
             self.all[name] = self._load(old.folder, name)
+            self.all |= self._beside(self.all[name])
         old.close()
 
     def close(self) -> None:
         for model in self.all.values():
             model.close()
+
+    def _beside(self, base: Served) -> dict[str, Served]:
+        """The adapters of a base, as models of their own that share its engine: requests to them share its batches."""
+        found: dict[str, Served] = {}
+        for name, folder in self.adapters.items():
+            assert not isinstance(base, Predicting)
+            found[name] = replace(base, name=name, folder=folder, engine=base.engine.choosing(adapter=name))
+        return found
 
     def _load(self, folder: Path, name: str) -> Served:
         config = read_config(folder)
@@ -214,6 +233,11 @@ class Models:
         options: dict[str, Any] = {"streams": 1} if generates else {}  # the engine has its own streams
         if self.settings.quantize and not (issubclass(task.trains, LanguageModel) or task.kind == "dialogue"):
             options["quantize"] = self.settings.quantize
+        if self.adapters and not generates:
+            raise ValueError(f"{folder} does not write texts: its adapters are merged when they are opened; name their "
+                             "folders as models")  # fmt: skip
+        if self.adapters:
+            options["adapters"] = self.adapters
         found = heedful.load(folder, **options)
         if isinstance(found, Generator | Chatter):
             chatter = found if isinstance(found, Chatter) else Chatter(found)

@@ -87,10 +87,10 @@ class DialogueConfig(TaskConfig):
         return Dialogue(prepared, settings)
 
     def open(self, folder: Path, *others: Path, **options: Any) -> Chatter:
-        streams = options.pop("streams", None)
+        streams, adapters = options.pop("streams", None), options.pop("adapters", None)
         if others or options:
             raise ValueError("a model of dialogues takes no ensemble and no options of translators")
-        return load_chatter(folder, streams=streams)
+        return load_chatter(folder, streams=streams, adapters=adapters)
 
     def figures(self, use: Any, test: Path, config: GenerationConfig) -> dict[str, Any]:
         """Perplexity of the true replies; BLEU and distinct-n of those written, one at a time from the true history."""
