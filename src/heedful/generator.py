@@ -89,6 +89,7 @@ class Generator:
         adapters: Sequence[str] = (),
     ) -> None:
         self.model, self.tokenizer, self.recurrence = model.eval(), tokenizer, recurrence
+        self.adapters = tuple(adapters)
         self.starter: Starter = (
             FromPrompt(model, tokenizer, recurrence=recurrence, adapters=adapters)
             if isinstance(model, LanguageModel)

@@ -45,10 +45,11 @@ def running(
     options: Options | None = None,
     settings: EngineSettings | None = None,
     languages: tuple[str, str] = ("", ""),
+    adapters: dict[str, Path] | None = None,
     **listening: Any,
 ) -> Iterator[tuple[str, Context]]:
     metrics = Metrics()
-    models = Models(folders, settings or EngineSettings(streams=2), metrics.watch, languages)
+    models = Models(folders, settings or EngineSettings(streams=2), metrics.watch, languages, adapters)
     context = Context(models, Keys(keys), metrics, options or Options())
     server = uvicorn.Server(configured(create_app(context), **listening))
     thread = threading.Thread(target=server.run, daemon=True)

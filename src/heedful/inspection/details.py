@@ -1,11 +1,13 @@
 """Everything there is to see of one translation, as plain data: what the page draws and the API sends."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from heedful.bank import choosing, numbers
 from heedful.decoding.beam import History
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.runner import Request
@@ -32,13 +34,11 @@ def inspect(translator: Translator, request: Request, *, num_beams: int = 4) -> 
     first, *others = parts_of(translator, request)
     has, history = translator.aligner is not None, translator.stepwise
     found = translator.translate(request, config, alignment=has, history=history)
-    alone = Request(first, request.prefix, source=request.source, target=request.target)
+    alone = replace(request, text=first, required=(), banned=(), context=())
     shown = translator.translate(alone, config, history=history) if others else found
-    return {
-        "text": request.text,
-        "translation": described(translator, request.text, found),
-        "inspected": inspected(translator, alone, shown, parts=1 + len(others)),
-    }
+    with choosing(numbers([request.adapter], translator.adapters)):
+        seen = inspected(translator, alone, shown, parts=1 + len(others))
+    return {"text": request.text, "translation": described(translator, request.text, found), "inspected": seen}
 
 
 def parts_of(translator: Translator, request: Request) -> list[str]:

@@ -247,7 +247,7 @@ class _Choosing(Engine[RequestT, ReadingT, AnswerT]):
 
     def __init__(self, engine: Engine[RequestT, ReadingT, AnswerT], fields: dict[str, Any]) -> None:
         self.engine, self.fields = engine, fields
-        self.worker = engine.worker
+        self.worker, self.written, self.watch, self.limit = engine.worker, engine.written, engine.watch, engine.limit
 
     def submit(self, requests: Sequence[RequestT], settings: Settings) -> list[Job[ReadingT, AnswerT]]:
         return self.engine.submit([replace(one, **self.fields) for one in requests], settings)  # type: ignore[type-var]

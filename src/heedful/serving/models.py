@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 import heedful
+from heedful.bank import choosing, numbers
 from heedful.chatter import Chatter
 from heedful.checkpoint import read_config
 from heedful.config import parse
@@ -40,6 +41,7 @@ CODE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]+)*")
 LONGEST_EXAMPLE = 300  # characters
 WRITTEN = 8  # times the batch budget for a language model, where new tokens count as well
 
+SeenT = TypeVar("SeenT")
 TranslationEngine = Engine[Request, Reading, Translation]
 WritingEngine = Engine[Prompt, PromptReading, list[Continuation]]
 PredictingEngine = Engine[Line, ReadLine, Any]
@@ -57,6 +59,11 @@ class Translating:
     translator: Translator
     engine: TranslationEngine
     example: str | None = None
+    adapter: str = ""
+
+    def beside(self, look: Callable[[], SeenT]) -> Callable[[], SeenT]:
+        """The same, done with its adapter."""
+        return _with_adapter(self.adapter, self.translator.adapters, look)
 
     @property
     def named(self) -> bool:
@@ -93,6 +100,11 @@ class Writing:
     generator: Generator
     engine: WritingEngine
     chatter: Chatter
+    adapter: str = ""
+
+    def beside(self, look: Callable[[], SeenT]) -> Callable[[], SeenT]:
+        """The same, done with its adapter."""
+        return _with_adapter(self.adapter, self.generator.adapters, look)
 
     @property
     def chats(self) -> bool:
@@ -118,6 +130,14 @@ class Predicting:
 
 
 Served = Translating | Writing | Predicting
+
+
+def _with_adapter(name: str, known: Sequence[str], look: Callable[[], SeenT]) -> Callable[[], SeenT]:
+    def looked() -> SeenT:
+        with choosing(numbers([name], known)):
+            return look()
+
+    return looked
 
 
 @dataclass(frozen=True)
@@ -223,7 +243,8 @@ class Models:
         found: dict[str, Served] = {}
         for name, folder in self.adapters.items():
             assert not isinstance(base, Predicting)
-            found[name] = replace(base, name=name, folder=folder, engine=base.engine.choosing(adapter=name))
+            engine = base.engine.choosing(adapter=name)
+            found[name] = replace(base, name=name, folder=folder, engine=engine, adapter=name)
         return found
 
     def _load(self, folder: Path, name: str) -> Served:

@@ -192,7 +192,9 @@ def routes(context: Context) -> APIRouter:
         alone = replace(wanted, text=first)
         (found,) = await context.translate(request, model, [alone], settings)
         warnings = ["the text was translated in parts; only the first is inspected"] if others else []
-        see = partial(inspected, model.translator, alone, found, parts=1 + len(others), most_weights=MOST_WEIGHTS)
+        see = model.beside(
+            partial(inspected, model.translator, alone, found, parts=1 + len(others), most_weights=MOST_WEIGHTS)
+        )
         return await _seen(context, lambda until: {**see(), "warnings": warnings}, turns)
 
     @router.post("/next", responses=NO_MODEL, response_model=dict[str, Any])
@@ -200,7 +202,9 @@ def routes(context: Context) -> APIRouter:
         """The most likely next tokens of a language model, and what each of its heads attends to."""
         context.keys.check(bearer(request.headers))
         writing = _writing(context, asked.model)
-        see = partial(look_ahead, writing.generator, clean(asked.text), asked.top, most_weights=MOST_WEIGHTS)
+        see = writing.beside(
+            partial(look_ahead, writing.generator, clean(asked.text), asked.top, most_weights=MOST_WEIGHTS)
+        )
         return await _seen(context, lambda until: see(), turns)
 
     return router
