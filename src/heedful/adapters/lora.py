@@ -10,7 +10,7 @@ length of their own, which is trained, and only their direction is updated (Liu 
 
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -81,9 +81,9 @@ class LoraConfig(AdapterConfig):
                 raise ValueError("an adapter of int8 weights cannot be merged: rounding the sum again would change it")
             if isinstance(module, LoraLinear | LoraFused | LoraTokens):
                 module.fold()
-                plain = next(kind for kind in type(module).__mro__ if not issubclass(kind, Adapted))
-                _replace(model, name, adopted(module, plain))
-                del cast(nn.Module, model.get_submodule(name))._modules["lora"]
+                plain = adopted(module, PLAIN[type(module)])
+                del plain._modules["lora"]
+                _replace(model, name, plain)
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -141,13 +141,11 @@ class Updates(nn.ModuleDict):
 
 
 class _Updated(Adapted):
-    """A linear map with updates beside it."""
+    """What a linear map with updates beside it has more than others."""
 
     lora: Updates
-
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
-        found = super().forward(x)  # type: ignore[misc]
-        return self.changed(x, found) if self.active else found
+    weight: Any
+    bias: Any
 
     def changed(
         self, x: Tensor, found: Tensor | tuple[Tensor, ...], *, skipped: int = 0
@@ -163,30 +161,37 @@ class _Updated(Adapted):
     def _one(self, plain: Tensor, x: Tensor, rows: slice, update: Update) -> Tensor:
         if update.m is None:
             return plain + update(x)
-        weight, bias = cast(Tensor, self.weight), cast(Tensor | None, self.bias)  # type: ignore[attr-defined]
-        return update.lengthened(plain, None if bias is None else bias[rows], update(x), weight[rows])
+        bias = None if self.bias is None else self.bias[rows]
+        return update.lengthened(plain, bias, update(x), self.weight[rows])
 
     def fold(self) -> None:
-        weight = cast(Tensor, self.weight)  # type: ignore[attr-defined]
-        whole = weight.detach().clone()
+        whole = self.weight.detach().clone()
         for _, rows, update in self.lora.each():
-            factor = 1.0 if update.m is None else update.factor(weight[rows])[:, None]
-            whole[rows] = (weight[rows] + update.matrix()) * factor
-        self.weight = nn.Parameter(whole, requires_grad=weight.requires_grad)
+            factor = 1.0 if update.m is None else update.factor(self.weight[rows])[:, None]
+            whole[rows] = (self.weight[rows] + update.matrix()) * factor
+        self.weight = nn.Parameter(whole, requires_grad=self.weight.requires_grad)
 
 
 class LoraLinear(_Updated, Linear):
-    pass
+    def forward(self, x: Tensor) -> Tensor:
+        found = super().forward(x)
+        return cast(Tensor, self.changed(x, found)) if self.active else found
 
 
 class LoraFused(_Updated, FusedLinear):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        found = super().forward(x)
+        return cast(tuple[Tensor, ...], self.changed(x, found)) if self.active else found
+
     def last(self, x: Tensor, skipped: int) -> tuple[Tensor, ...]:
         found = super().last(x, skipped)
         return cast(tuple[Tensor, ...], self.changed(x, found, skipped=skipped)) if self.active else found
 
 
 class LoraInt8(_Updated, Int8Linear):
-    pass
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        found = super().forward(x)
+        return self.changed(x, found) if self.active else found
 
 
 class LoraTokens(Adapted, Tokens):
@@ -218,11 +223,16 @@ class LoraTokens(Adapted, Tokens):
         self.weight = nn.Parameter(self.matrix().detach(), requires_grad=self.weight.requires_grad)
 
 
+PLAIN: dict[type[nn.Module], type[nn.Module]] = {
+    LoraLinear: Linear, LoraFused: FusedLinear, LoraInt8: Int8Linear, LoraTokens: Tokens
+}  # fmt: skip
+
+
 def _updated(module: nn.Module, targets: Sequence[Target], config: LoraConfig) -> nn.Module:
-    kinds = {FusedLinear: LoraFused, Linear: LoraLinear, Int8Linear: LoraInt8}
-    if type(module) not in kinds:
+    kind = next((kind for kind, plain in PLAIN.items() if plain is type(module)), None)
+    if kind is None:
         raise ValueError(f"adapter.targets: {targets[0].address} is a {type(module).__name__}, which has no adapter")
-    found = adopted(module, kinds[type(module)])
+    found = adopted(module, kind)
     found.lora = Updates(module, targets, config)
     return found
 

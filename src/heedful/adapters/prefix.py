@@ -43,7 +43,7 @@ class PrefixConfig(AdapterConfig):
 
     def install(self, model: Model) -> set[str]:
         stacks = [name for name, _ in model.named_children() if name in ("encoder", "decoder")]
-        wanted = self.attentions or tuple(stacks[-1:])
+        wanted: tuple[str, ...] = self.attentions or tuple(stacks[-1:])
         for where in wanted:
             if (where if where != "cross" else "decoder") not in stacks:
                 raise ValueError(f"adapter.attentions: this model has no {where}; it has {', '.join(stacks)}")

@@ -76,11 +76,11 @@ def distill(
 
       heedful distill runs/de-en mono.de.txt --back --sample --tag "<bt> " -o synthetic.tsv
     """
+    from heedful.bases import digest_of
     from heedful.checkpoint import read_config
     from heedful.config import parse
     from heedful.decoding.generation import GenerationConfig
     from heedful.files import locked
-    from heedful.training.start import digest_of
     from heedful.translator import load
 
     *folders, texts = models

@@ -243,7 +243,7 @@ class Models:
         found: dict[str, Served] = {}
         for name, folder in self.adapters.items():
             assert not isinstance(base, Predicting)
-            engine = base.engine.choosing(adapter=name)
+            engine: Any = base.engine.choosing(adapter=name)
             found[name] = replace(base, name=name, folder=folder, engine=engine, adapter=name)
         return found
 
