@@ -113,7 +113,9 @@ class Chatter:
         self.generator.close()
 
 
-def load(folder: str | Path, *, streams: int | None = None, adapters: Mapping[str, Path] | None = None) -> Chatter:
+def load(
+    folder: str | Path, *, streams: int | None = None, adapters: Mapping[str, str | Path] | None = None
+) -> Chatter:
     """The model of a folder, to talk with: trained on dialogues, or any language model."""
     folder = Path(folder)
     model = load_model(folder)

@@ -182,10 +182,10 @@ def load_whole(folder: Path) -> Model:
     return load_model(folder)
 
 
-def open_adapters(folder: Path, model: Model, adapters: Mapping[str, Path]) -> None:
+def open_adapters(folder: Path, model: Model, adapters: Mapping[str, str | Path]) -> None:
     """Put adapters of a folder's model beside it, so that each row of a batch may have its own: see `bank.py`."""
     found = {}
-    for name, place in adapters.items():
+    for name, place in ((name, Path(place)) for name, place in adapters.items()):
         data = read_config(place)
         with opening(place / "config.yaml"):
             adapter = parse_adapter(data)

@@ -265,7 +265,7 @@ def load(
     *,
     recurrence: Recurrence | None = None,
     streams: int | None = None,
-    adapters: Mapping[str, Path] | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
 ) -> Generator:
     """The language model of a folder. `streams`: batches at once, by default one per core; `adapters`: those that
     prompts may choose, by name."""

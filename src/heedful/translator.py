@@ -514,7 +514,7 @@ def load(
     shortlist: bool = False,
     streams: int | None = None,
     teacher: str | Path = "",
-    adapters: Mapping[str, Path] | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
 ) -> Translator:
     """The translator of a model folder; several give an ensemble. `quantize`: int8, for a quarter of the weight
     memory; `shortlist`: consider only likely target tokens; `streams`: batches in parallel, by default one per core;
