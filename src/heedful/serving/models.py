@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import heedful
-from heedful.chatter import Chatter
+from heedful.chatter import CONVERSATIONS, Chatter
 from heedful.checkpoint import read_config
 from heedful.config import parse
 from heedful.data.languages import Direction
@@ -210,9 +210,10 @@ class Models:
     def _load(self, folder: Path, name: str) -> Served:
         config = read_config(folder)
         task = parse(TaskConfig, config.get("task") or "translation")
-        generates = issubclass(task.trains, SequenceToSequence | LanguageModel) or task.kind == "dialogue"
+        converses = task.kind in CONVERSATIONS
+        generates = issubclass(task.trains, SequenceToSequence | LanguageModel) or converses
         options: dict[str, Any] = {"streams": 1} if generates else {}  # the engine has its own streams
-        if self.settings.quantize and not (issubclass(task.trains, LanguageModel) or task.kind == "dialogue"):
+        if self.settings.quantize and not (issubclass(task.trains, LanguageModel) or converses):
             options["quantize"] = self.settings.quantize
         found = heedful.load(folder, **options)
         if isinstance(found, Generator | Chatter):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from heedful.data.columns import has_answers
+from heedful.data.columns import has_answers, has_messages
 from heedful.data.corpus import jsonl_start, table_start
 from heedful.data.inputs import Inputs
 from heedful.data.layout import guess, layout
@@ -43,7 +43,8 @@ def arranged(
         raise ValueError("data.temperature is for several corpora; list them under data.corpora")
     given = tuple(fields) or recipe.data.fields
     task = recipe.task
-    looks = task.labelled and not has_answers(task.columns) and bool(train) and train[0].is_file()
+    ordered = not (has_answers(task.columns) or has_messages(task.columns))  # otherwise files say what is what
+    looks = task.labelled and ordered and bool(train) and train[0].is_file()
     start = table_start(train[0], GUESSED, task.columns) if looks else []
     if looks:
         names = {*given, *jsonl_start(train[0]), *(start[0] if start else ())}
