@@ -13,13 +13,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from heedful.chatter import Chatter
-from heedful.config import part_config
 from heedful.data.columns import Column, Columns, Turns
 from heedful.data.dialogues import read_dialogues, roles_known
 from heedful.data.inputs import refuse_faults
 from heedful.data.prepare import Prepared
 from heedful.decoding.generation import GenerationConfig
-from heedful.model.architecture import ArchitectureConfig, LanguageModel, Model
+from heedful.model.architecture import Model
 from heedful.tasks import Direction, Settings, TaskConfig
 from heedful.tasks._replies import Replies, figures, fitted_writer, open_chatter
 from heedful.text.tokenizer import CHAT_TOKENS
@@ -64,8 +63,6 @@ class InstructionsConfig(TaskConfig):
         return {"encoder": longest, "decoder": longest}  # instruction and answer together, with their end
 
     def fitted(self, model: dict[str, Any], prepared: Prepared) -> dict[str, Any]:
-        if self.pack and not issubclass(part_config(ArchitectureConfig, model["kind"]).gives, LanguageModel):
-            raise ValueError("task.pack is for language models, which read a row as one text; set task.pack=false")
         return fitted_writer(model, prepared, self.kind)
 
     def build(self, prepared: Prepared, settings: Settings) -> Replies:

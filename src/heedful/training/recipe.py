@@ -30,7 +30,8 @@ from heedful.training.start import model_of
 FOLDER = Path(__file__).parents[1] / "recipes"
 REMEDIES = {
     "recurrence": "choose mix transformer_xl with position none, or mix softmax with position rotary, in a transformer "
-    "stack, or set task.memory=0"
+    "stack, or set task.memory=0",
+    "segments": "set task.pack=false (of plain text: task.windows=random), or choose another mix, such as softmax",
 }
 
 
