@@ -55,7 +55,9 @@ class ReplyBatch:
         return {"tokens": int(self.learned.sum())}
 
     def to(self, device: torch.device) -> "ReplyBatch":
-        return ReplyBatch(**{name: None if part is None else part.to(device) for name, part in vars(self).items()})
+        tokens, wanted, learned = (part.to(device) for part in (self.tokens, self.wanted, self.learned))
+        segments = None if self.segments is None else self.segments.to(device)
+        return ReplyBatch(tokens, wanted, learned, segments, None if self.pair is None else self.pair.to(device))
 
 
 class Joined:

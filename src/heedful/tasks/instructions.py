@@ -16,6 +16,7 @@ from heedful.chatter import Chatter
 from heedful.data.columns import Column, Columns, Turns
 from heedful.data.dialogues import read_dialogues, roles_known
 from heedful.data.inputs import refuse_faults
+from heedful.data.lines import Line
 from heedful.data.prepare import Prepared
 from heedful.decoding.generation import GenerationConfig
 from heedful.model.architecture import Model
@@ -78,4 +79,5 @@ class InstructionsConfig(TaskConfig):
         return open_chatter(folder, *others, **options)
 
     def figures(self, use: Any, test: Path, config: GenerationConfig) -> dict[str, Any]:
-        return figures(use, test, list(refuse_faults(read_dialogues([test], self.columns))), config)
+        read = refuse_faults(read_dialogues([test], self.columns))
+        return figures(use, test, [line for line in read if isinstance(line, Line)], config)
