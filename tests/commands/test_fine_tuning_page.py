@@ -1,4 +1,4 @@
-"""The commands on instructions in docs/fine-tuning.md, run as they stand, with small models."""
+"""The commands of docs/fine-tuning.md, run as they stand, with small models."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.exchange.test_gguf import write
+from tests.corpora import SMALL, pairs
 
 PAGE = Path(__file__).parents[2] / "docs" / "fine-tuning.md"
 SHORT = (
@@ -38,6 +38,8 @@ def printed_by(line, place, changes=""):
 
 def test_the_commands_run_and_the_model_keeps_the_template_of_its_file(tmp_path):
     pytest.importorskip("gguf")
+    from tests.exchange.test_gguf import write
+
     write(tmp_path / "smollm2.gguf", chat_template=TEMPLATE)
     rows = [
         {"instruction": f"repeat {number}", "input": "b", "output": "ab " * (number % 5 + 1)} for number in range(60)
@@ -51,3 +53,15 @@ def test_the_commands_run_and_the_model_keeps_the_template_of_its_file(tmp_path)
     assert found["train"].startswith("runs/tuned: loss ") and "perplexity" in found["evaluate"]
     assert "replies: 3" in found["evaluate"] and chat.count("\n") >= 2
     assert (tmp_path / "runs/tuned/chat_template.jinja").read_text(encoding="utf-8") == TEMPLATE
+
+
+def test_a_domain_is_learned_beside_the_old_data(tmp_path):
+    pairs(tmp_path / "pairs.tsv", 200, seed=1)
+    pairs(tmp_path / "domain.tsv", 200, seed=2, change=lambda text: text)
+    few = " training.warmup=1 training.validate_every=4 training.save_every=4 training.batch_tokens=256"
+    printed_by("heedful train pairs.tsv --out runs/general training.steps=4", tmp_path, few + " " + " ".join(SMALL))
+    found = {line: printed_by(line, tmp_path, few) for line in section("Your domain, without forgetting")}
+    (evaluated,) = (text for line, text in found.items() if " evaluate " in line)
+    assert "domain" in evaluated and "pairs" in evaluated
+    assert all("bleu[domain]" in text for line, text in found.items() if "--replay" in line)
+    assert (tmp_path / "runs/elastic/fisher.safetensors").exists()
