@@ -42,13 +42,15 @@ SHORT = GREEDY.model_copy(update={"max_new_tokens": 60})
 @dataclass(frozen=True)
 class ReplyBatch:
     """Prompts and replies as one text each, of which `learned` is where the next token is one of the reply; several in
-    a row, told apart by their `segments`, if they are packed. And as pairs, for an encoder-decoder; not if packed."""
+    a row, told apart by their `segments`, if they are packed. And as pairs, for an encoder-decoder; not if packed.
+    `tokens_read`: without padding, for the speed."""
 
     tokens: Tensor  # batch length
     wanted: Tensor
     learned: Tensor
     segments: Tensor | None
     pair: PairBatch | None
+    tokens_read: int
 
     @property
     def counts(self) -> dict[str, int]:
@@ -57,7 +59,8 @@ class ReplyBatch:
     def to(self, device: torch.device) -> "ReplyBatch":
         tokens, wanted, learned = (part.to(device) for part in (self.tokens, self.wanted, self.learned))
         segments = None if self.segments is None else self.segments.to(device)
-        return ReplyBatch(tokens, wanted, learned, segments, None if self.pair is None else self.pair.to(device))
+        pair = None if self.pair is None else self.pair.to(device)
+        return ReplyBatch(tokens, wanted, learned, segments, pair, self.tokens_read)
 
 
 class Joined:
@@ -165,9 +168,9 @@ def figures(use: Chatter, test: Path, lines: Sequence[Line], config: GenerationC
     if not lines:
         raise ValueError(f"{test} has no dialogue that can be used")
     every = [(line, json.loads(line.texts[0])) for line in lines]
-    kept = [(line, one) for line, one in every if use.fits(one["messages"], role=one["role"])]
+    kept = [(line, one) for line, one in every if _fits(use, one, line.texts[1])]
     if not kept:
-        raise ValueError(f"{test}: every last message is longer than the model can read")
+        raise ValueError(f"{test}: every example is longer than the model can read")
     lines, asked = [line for line, _ in kept], [one for _, one in kept]
     replies = [line.texts[1] for line in lines]
     roles = [one["role"] for one in asked]
@@ -181,7 +184,7 @@ def figures(use: Chatter, test: Path, lines: Sequence[Line], config: GenerationC
     return {
         "dialogues": len({line.texts[2] for line in lines}),
         "replies": len(replies),
-        "left out, since their last message is too long": len(every) - len(kept),
+        "left out, since they are longer than the model can read": len(every) - len(kept),
         "perplexity": math.exp(total / count),
         "bleu": bleu.value,
         "distinct-1": 100 * distinct(texts, 1),
@@ -192,6 +195,18 @@ def figures(use: Chatter, test: Path, lines: Sequence[Line], config: GenerationC
         "replies cut off by the length limit": sum(one.stopped == "length" for one in found),
         "histories that lost their oldest messages": sum(one.dropped > 0 for one in found),
     }
+
+
+def _fits(use: Chatter, asked: dict[str, Any], reply: str) -> bool:
+    """Whether a model can read a message, and a language model also the true reply after it."""
+    if not use.fits(asked["messages"], role=asked["role"]):
+        return False
+    limit = use.generator.limit
+    if limit is None or not isinstance(use.generator.model, LanguageModel):
+        return True
+    return (
+        len(use.prompt(asked["messages"], role=asked["role"]).tokens) + len(use.tokenizer.encode([reply])[0]) <= limit
+    )
 
 
 def distinct(texts: Sequence[str], size: int) -> float:
@@ -214,9 +229,8 @@ def together(prompts: Sequence[Row], replies: Sequence[Row], tokenizer: Tokenize
         pad([np.concatenate([part[index] for index in group]) for group in groups], fill=fill)[0]
         for part, fill in ((whole, tokenizer.pad), (following, tokenizer.pad), (learned, 0), (segments, 0))
     )
-    if window:
-        return ReplyBatch(tokens, wanted, learned_at.bool(), segment, None)
-    return ReplyBatch(tokens, wanted, learned_at.bool(), None, collate(prompts, replies, [tokenizer]))
+    pair = None if window else collate(prompts, replies, [tokenizer])
+    return ReplyBatch(tokens, wanted, learned_at.bool(), segment if window else None, pair, sum(map(len, whole)))
 
 
 def _states(model: Any, batch: ReplyBatch) -> tuple[Tensor, Tensor]:

@@ -120,7 +120,7 @@ def _run(
         journal.say(f"{prepared.facts['unknown_labels']:,} rows with labels that do not occur in training are skipped")
     if not prepared.has("valid"):
         journal.say("too few rows to hold any out: validating on the training data")
-    for part in prepared.parts:
+    for part in prepared.parts if prepared.has("valid") else ():
         if recipe.training.metric == f"{part.metric}[{part.name}]" and not part.texts("valid"):
             raise ValueError(
                 f"training.metric={recipe.training.metric}, but no rows are held out of {part.name}: it has too few; "
