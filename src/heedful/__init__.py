@@ -112,9 +112,8 @@ def train(
         [Path(file) for file in ([given] if isinstance(given, str | Path) else given)] for given in (data, valid, test)
     )
     if replay:
-        named = (list(map(str, some)) for some in (files, replay, held_valid, held_test))
-        new, old, for_valid, for_test = named
-        words.append(replayed(recipe, new, old, replay_share, valid=for_valid, test=for_test))
+        new, old, dev, other = (list(map(str, some)) for some in (files, replay, held_valid, held_test))
+        words.append(replayed(recipe, new, old, replay_share, valid=dev, test=other))
         files, held_valid, held_test = [], [], []
     chosen, inputs = arranged(read_recipe(recipe, words), files, valid=held_valid, test=held_test)
     result = run(chosen, inputs, Path(out), cache=default_cache(), budget=budget)

@@ -195,7 +195,8 @@ def test_replay_is_refused_where_it_means_nothing(place, monkeypatch, capsys):
     assert "replay share 1 is not between 0 and 1; 0.5 = as many old rows as new ones" in refused(
         "train", "new.tsv", "--out", "x", "--replay", "old.tsv", "--replay-share", "1", *base
     )
-    assert "give a file of new data as well" in refused("train", "--out", "x", "--replay", "old.tsv", *base)
+    for none in ([], ["-"]):
+        assert "give a file of new data as well" in refused("train", *none, "--out", "x", "--replay", "old.tsv", *base)
     assert "training.elastic finds out which weights matter from data that the model has learned" in refused(
         "train", "new.tsv", "--out", "x", "training.elastic=1", *base
     )

@@ -103,15 +103,15 @@ def train(
     names = [word for word in files or () if "=" not in word or Path(word).exists()]
     changes = [word for word in files or () if word not in names]
     changes = [f"start_from={start_from}", *changes] if start_from else changes
-    given = [str(_from_stdin(out)) if name == "-" else name for name in names]
     named = [name.strip() for name in fields.split(",") if name.strip()]
     if replay:
         held = {"valid": list(map(str, valid or ())), "test": list(map(str, test or ()))}
-        changes = [*changes, replayed(recipe, given, replay, replay_share, **held, fields=named)]
-        given, named, valid, test = [], [], None, None
+        changes = [*changes, replayed(recipe, names, replay, replay_share, **held, fields=named)]
+        names, named, valid, test = [], [], None, None
+    chosen = read_recipe(recipe, changes)
     chosen, inputs = arranged(
-        read_recipe(recipe, changes),
-        [Path(name) for name in given],
+        chosen,
+        [_from_stdin(out) if name == "-" else Path(name) for name in names],
         valid=valid or (),
         test=test or (),
         fields=named,

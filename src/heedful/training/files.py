@@ -89,7 +89,7 @@ def replayed(
     fields: Sequence[str] = (),
 ) -> str:
     """The change of a recipe that mixes old data into the training on these files."""
-    if not train:
+    if not train or "-" in train:
         raise ValueError("--replay mixes old data into new data; give a file of new data as well")
     if read_recipe(recipe).data.corpora:
         raise ValueError("the recipe lists its corpora; list the old data there too, with replay: true, not --replay")
