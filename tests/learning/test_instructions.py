@@ -15,12 +15,12 @@ SIZE = {
     "training.validate_every": 150, "training.save_every": 150,
 }  # fmt: skip
 CODER = {
-    "task.pack": False, "model.preset": "vaswani-tiny", "model.encoder.placement": "pre", "model.encoder.layers": 1,
+    "model.preset": "vaswani-tiny", "model.encoder.placement": "pre", "model.encoder.layers": 1,
     "model.decoder.placement": "pre", "model.encoder.dropout": 0,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("changes", [{}, CODER], ids=["packed", "encoder-decoder"])
+@pytest.mark.parametrize("changes", [{"task.pack": True}, CODER], ids=["packed", "encoder-decoder"])
 def test_it_learns_to_answer_and_to_stop(tmp_path, monkeypatch, changes):
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
     rows = [

@@ -25,7 +25,8 @@ from tests.training.test_loop import StopError, interrupt
 
 SMALL = ["tokenizer.kind=character", "model.width=44", "model.decoder.layers=2", "model.decoder.attention.heads=2",
          "model.decoder.feedforward.hidden=53", "model.decoder.dropout=0", "model.decoder.attention.dropout=0",
-         "data.max_length=67"]  # fmt: skip
+         "data.max_length=67",
+         "task.pack=true"]  # fmt: skip
 COLOURS = {"apple": "red", "sky": "blue", "grass": "green", "snow": "white"}
 POSITIONS = {
     "rotary": "rotary", "learned": "{kind: learned, length: 67}", "sinusoidal": "sinusoidal", "alibi": "alibi"
@@ -266,7 +267,7 @@ def test_labels_loss_and_gradient_are_those_of_trl_where_padding_is_the_end_toke
 
 def test_packing_is_refused_where_rows_are_not_one_text():
     with pytest.raises(ValueError, match="needs an attention that supports segments.*; set task.pack=false"):
-        read_recipe("instruct", CODER)
+        read_recipe("instruct", [*CODER, "task.pack=true"])
 
 
 def test_resumed_training_equals_uninterrupted_training(tmp_path, monkeypatch):

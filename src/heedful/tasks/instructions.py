@@ -2,8 +2,8 @@
 alone are learned, in the chat template of the model that training starts from, or ours.      Wei et al. 2022; Ouyang et
 al. 2022, section 3
 
-It is the dialogue task for data that people wrote or checked: no line is lost silently, no answer is cut, and many
-short examples share a row (`pack`).
+It is the dialogue task for data that people wrote or checked: no line is lost silently, no answer is cut, and
+examples may share a row (`pack`).
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ from heedful.text.tokenizer import CHAT_TOKENS
 
 
 class InstructionsConfig(TaskConfig):
-    """pack       several examples in each row of a batch, of which none sees another one: the same loss and gradient,
-               with less padding. For language models
+    """pack       several examples in each row of a batch, of which none sees another one: the same loss and gradient;
+               batches hold short and long examples alike. For language models
     too_long   an example of more than data.max_length tokens, instruction and answer together: refuse or skip; skipped
                ones are counted
     speakers   who is who, for names in `messages` that are not known: {clerk: assistant}
