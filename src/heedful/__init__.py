@@ -85,10 +85,13 @@ def train(
     test: "Sequence[str | Path]" = (),
     budget: str = "",
     start_from: "str | Path" = "",
+    replay: "Sequence[str | Path]" = (),
+    replay_share: float = 0.5,
     changes: "Mapping[str, Any] | None" = None,
 ) -> "Any":
     """Train on a file, or on the corpora that the recipe lists, as `heedful train` does, and return what `load` gives.
-    If `out` holds an interrupted training of the same recipe, it is resumed.
+    If `out` holds an interrupted training of the same recipe, it is resumed. `replay`: data that the model of
+    `start_from` has learned, which get this share of the rows trained on.
 
     >>> changes = {"training.steps": 5, "model.width": 16, "tokenizer.vocab": 60}
     >>> translator = heedful.train("pairs.tsv", out="runs/new", changes=changes)
@@ -99,20 +102,20 @@ def train(
     from pathlib import Path
 
     from heedful.data.prepare import default_cache
-    from heedful.training.files import arranged
+    from heedful.training.files import arranged, replayed
     from heedful.training.recipe import read_recipe
     from heedful.training.run import train as run
 
     words = [f"start_from={start_from}"] if start_from else []
     words += [f"{key}={json.dumps(value)}" for key, value in (changes or {}).items()]
-    chosen = read_recipe(recipe, words)
-    files = [data] if isinstance(data, str | Path) else list(data)
-    chosen, inputs = arranged(
-        chosen,
-        [Path(file) for file in files],
-        valid=[Path(file) for file in valid],
-        test=[Path(file) for file in test],
+    files, held_valid, held_test = (
+        [Path(file) for file in ([given] if isinstance(given, str | Path) else given)] for given in (data, valid, test)
     )
+    if replay:
+        new, old, dev, other = (list(map(str, some)) for some in (files, replay, held_valid, held_test))
+        words.append(replayed(recipe, new, old, replay_share, valid=dev, test=other))
+        files, held_valid, held_test = [], [], []
+    chosen, inputs = arranged(read_recipe(recipe, words), files, valid=held_valid, test=held_test)
     result = run(chosen, inputs, Path(out), cache=default_cache(), budget=budget)
     if not result.finished:
         raise KeyboardInterrupt(f"stopped before its end; call it again to resume in {out}")

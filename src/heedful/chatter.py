@@ -18,6 +18,7 @@ from heedful.generator import Prompt as Written
 from heedful.model.architecture import LanguageModel, SequenceToSequence
 from heedful.text.chat import Chat, Message, Prompt, TooLongError
 
+CONVERSATIONS = ("dialogue", "instructions")  # the tasks whose models hold conversations
 NEW_TOKENS = 200
 GREEDY = GenerationConfig(num_beams=1, max_new_tokens=NEW_TOKENS)
 
@@ -116,7 +117,7 @@ class Chatter:
 def load(
     folder: str | Path, *, streams: int | None = None, adapters: Mapping[str, str | Path] | None = None
 ) -> Chatter:
-    """The model of a folder, to talk with: trained on dialogues, or any language model."""
+    """The model of a folder, to talk with: trained on dialogues or instructions, or any language model."""
     folder = Path(folder)
     model = load_model(folder)
     if not isinstance(model, LanguageModel | SequenceToSequence):
@@ -124,11 +125,13 @@ def load(
     config = read_config(folder)
     task = config.get("task") or "translation"
     kind = task["kind"] if isinstance(task, dict) else task
-    if isinstance(model, SequenceToSequence) and kind != "dialogue":
-        raise ValueError(f"{folder} was trained for {kind}, not on dialogues; use heedful translate or predict")
+    if isinstance(model, SequenceToSequence) and kind not in CONVERSATIONS:
+        raise ValueError(
+            f"{folder} was trained for {kind}, not on dialogues or instructions; use heedful translate or predict"
+        )
     (tokenizer,) = open_tokenizers(folder, model, columns=1)
     open_adapters(folder, model, adapters or {})
     streams = cores() if streams is None else streams
     generator = Generator(model, tokenizer, streams=streams, adapters=tuple(adapters or ()))
-    limit = config.get("data", {}).get("max_length") if kind == "dialogue" else None
+    limit = config.get("data", {}).get("max_length") if kind in CONVERSATIONS else None
     return Chatter(generator, limit=limit)

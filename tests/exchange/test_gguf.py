@@ -13,7 +13,19 @@ gguf = pytest.importorskip("gguf")
 TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "▁ab"]
 
 
-def write(path, *, kind="F32", heads=4, kv_heads=2, width=64, hidden=96, tied=False, architecture="llama", **more):
+def write(
+    path,
+    *,
+    kind="F32",
+    heads=4,
+    kv_heads=2,
+    width=64,
+    hidden=96,
+    tied=False,
+    architecture="llama",
+    chat_template="",
+    **more,
+):
     """A small random model, by the package of the format's owners."""
     writer = gguf.GGUFWriter(path, architecture)
     chance = np.random.default_rng(3)
@@ -29,6 +41,8 @@ def write(path, *, kind="F32", heads=4, kv_heads=2, width=64, hidden=96, tied=Fa
     writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * (len(TOKENS) - 259)])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    if chat_template:
+        writer.add_chat_template(chat_template)
     head = width // heads
     shapes = {"token_embd": (len(TOKENS), width), "output_norm": (width,)}
     shapes |= {} if tied else {"output": (len(TOKENS), width)}

@@ -27,7 +27,8 @@ def folders(tmp_path_factory):
         file = talks(place / "t.jsonl")
         for name, more in (("talk", {}), ("coder", CODER)):
             heedful.train(file, out=place / name, recipe="dialogue", changes={**more, **SIZE})
-        yield [place / "talk", place / "coder", *small_models(place)]
+        heedful.train(file, out=place / "told", recipe="instruct", changes=SIZE)
+        yield [place / "talk", place / "coder", place / "told", *small_models(place)]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def events(answer):
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("name", ["talk", "coder"])
+@pytest.mark.parametrize("name", ["talk", "coder", "told"])
 def test_the_reply_is_that_of_the_terminal_and_streams_in_pieces(url, folders, name):
     chatter = heedful.load(next(folder for folder in folders if folder.name == name))
     greedy = heedful.GenerationConfig(do_sample=True, top_k=1, max_new_tokens=7)

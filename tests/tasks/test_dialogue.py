@@ -13,7 +13,8 @@ from heedful.data.lines import Fault
 from heedful.data.prepare import prepare
 from heedful.generator import Generator
 from heedful.tasks import Settings
-from heedful.tasks.dialogue import DialogueConfig, distinct
+from heedful.tasks._replies import distinct
+from heedful.tasks.dialogue import DialogueConfig
 from heedful.training.files import arranged
 from heedful.training.recipe import read_recipe
 
@@ -71,7 +72,8 @@ def test_the_shapes_of_other_peoples_files_are_read(tmp_path):
     expected = ({"messages": [{"role": "user", "content": "a"}], "role": "assistant"}, "b")
     assert [(json.loads(line.texts[0]), line.texts[1]) for line in found[:4]] == [expected] * 4
     assert [line.reason for line in found[4:]] == [
-        "no message of assistant after another one", "message 1 has no speaker, or no text", "no turns or messages"
+        "no message of assistant after another one", "message 1 has no speaker, or no text",
+        "no messages, turns, or instruction and output (it has text)"
     ]  # fmt: skip
     (fault,) = (line for line in rows(file) if isinstance(line, Fault) and line.number == 4)
     assert fault.reason == "the speaker 'caller' is unknown; set task.speakers={caller: user}, or assistant"
@@ -113,9 +115,9 @@ def test_training_reads_what_a_chat_reads_and_learns_the_reply_alone(tmp_path):
         dropped += prompt.dropped
         reply = [*tokenizer.encode([lines[row].texts[1]])[0], tokenizer.eos]
         assert batch.pair.source[row, batch.pair.source_valid[row]].tolist() == [*prompt.tokens, tokenizer.eos]
-        assert batch.wanted[row, batch.learnt[row]].tolist() == reply
+        assert batch.wanted[row, batch.learned[row]].tolist() == reply
         assert batch.tokens[row, : len(prompt.tokens)].tolist() == prompt.tokens
-        assert batch.counts == {"tokens": int(batch.learnt.sum())}
+        assert batch.counts == {"tokens": int(batch.learned.sum())}
     assert dropped and data.facts["cut"] and "oldest messages are left out" in task.notes[0]
 
 
@@ -141,7 +143,7 @@ def test_the_loss_is_that_of_transformers_where_only_the_reply_has_labels(tmp_pa
     # Their labels are the inputs, shifted by them: what we predict at a place they want one place later.
     ids = torch.cat([batch.tokens, torch.zeros(7, 1, dtype=torch.long)], 1)
     labels = torch.full_like(ids, -100)
-    ids[:, 1:][batch.learnt] = labels[:, 1:][batch.learnt] = batch.wanted[batch.learnt]
+    ids[:, 1:][batch.learned] = labels[:, 1:][batch.learned] = batch.wanted[batch.learned]
     wanted = theirs.train()(ids, labels=labels).loss
     wanted.backward()
     assert float(term.total / term.count) == pytest.approx(float(wanted), rel=1e-5)

@@ -44,6 +44,11 @@ def train(
             "sentence-transformers folder, or a GGUF file."
         ),
     ] = "",
+    replay: Annotated[
+        list[str] | None,
+        typer.Option(help="Data that the model of --start-from has learned, mixed in so that it does not forget it."),
+    ] = None,
+    replay_share: Annotated[float, typer.Option(help="The share of these among the rows trained on.")] = 0.5,
     budget: Annotated[
         str, typer.Option(help="20m, 1h30m, 5000steps, 3epochs, 10Mtokens: plans vocabulary, model, batch and steps.")
     ] = "",
@@ -85,23 +90,31 @@ def train(
 
       heedful train more.tsv --out runs/tuned --start-from runs/my-model 'training.freeze=["embedding"]'
 
+      heedful train domain.tsv --out runs/domain --start-from runs/my-model --replay pairs.tsv
+
       torchrun --nproc-per-node 2 -m heedful train pairs.tsv --out runs/my-model
     """
     from heedful.data.prepare import default_cache
-    from heedful.training.files import arranged
+    from heedful.training.files import arranged, replayed
     from heedful.training.parallel import exit_now
     from heedful.training.recipe import read_recipe
     from heedful.training.run import train as run
 
     names = [word for word in files or () if "=" not in word or Path(word).exists()]
     changes = [word for word in files or () if word not in names]
-    chosen = read_recipe(recipe, [f"start_from={start_from}", *changes] if start_from else changes)
+    changes = [f"start_from={start_from}", *changes] if start_from else changes
+    named = [name.strip() for name in fields.split(",") if name.strip()]
+    if replay:
+        held = {"valid": list(map(str, valid or ())), "test": list(map(str, test or ()))}
+        changes = [*changes, replayed(recipe, names, replay, replay_share, **held, fields=named)]
+        names, named, valid, test = [], [], None, None
+    chosen = read_recipe(recipe, changes)
     chosen, inputs = arranged(
         chosen,
         [_from_stdin(out) if name == "-" else Path(name) for name in names],
         valid=valid or (),
         test=test or (),
-        fields=[name.strip() for name in fields.split(",") if name.strip()],
+        fields=named,
         say=lambda message: print(f"heedful: {message}", file=sys.stderr),
     )
     result = run(chosen, inputs, out, cache=cache or default_cache(), budget=budget, keep_model=keep_model, show=_show)

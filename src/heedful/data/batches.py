@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from heedful.data import packing
 from heedful.data.store import Store
 
 BLOCK = 4096
@@ -43,14 +44,17 @@ def same_for_all(length: int) -> float:
     return 1.0
 
 
-def epoch(store: Sized, *, budget: int, seed: int, number: int, cost: Cost = same_for_all) -> Iterator[np.ndarray]:
-    """The batches of one epoch as arrays of row numbers. The same seed and number give the same batches."""
+def epoch(
+    store: Sized, *, budget: int, seed: int, number: int, cost: Cost = same_for_all, window: int = 0
+) -> Iterator[np.ndarray]:
+    """The batches of one epoch as arrays of row numbers. The same seed and number give the same batches. `window`:
+    their rows are packed into windows of so many tokens."""
     order = np.random.default_rng((seed, number))
     windows = store.windows(seed=seed, number=number) if isinstance(store, Drawn) else _windows(store, order)
     for rows, lengths in windows:
         shuffled = order.permutation(len(rows))
         rows, lengths = rows[shuffled], lengths[shuffled]
-        batches = cut(rows, lengths, budget, cost)
+        batches = packing.cut(rows, lengths[:, 0] - 1, window, budget) if window else cut(rows, lengths, budget, cost)
         for batch in order.permutation(len(batches)):
             yield batches[batch]
         store.forget()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from heedful.data.check import Report
-from heedful.data.columns import has_answers, has_messages, is_document
+from heedful.data.columns import Turns, has_answers, has_messages, is_document
 from heedful.data.conll import complete, is_tagged
 from heedful.data.corpus import Fault, Line, near
 from heedful.data.inputs import SPLITS, DataConfig, Inputs
@@ -80,6 +80,7 @@ class Builder:
             name: sorted(complete(found) if name in tags else found) for name, found in report.labels.items()
         }
         self.numbers = {name: {label: n for n, label in enumerate(found)} for name, found in self.labels.items()}
+        self.turns: Turns | None = next((column.turns for column in inputs.columns if column.turns is not None), None)
         self.chats = [Chat(tokenizer) for tokenizer in tokenizers[:1] if has_messages(inputs.columns)]
         self.rows = dict.fromkeys(SPLITS, 0)
         self.tokens = [0] * len(self.texts)
@@ -129,13 +130,13 @@ class Builder:
             limit = None if split == "test" or self.inputs.strict else self.data.max_length
             if limit is not None:
                 self._cut(columns, limit)
-            keep = [
-                all(row and (limit is None or len(row) <= limit) for row in rows)
-                for rows in zip(*(columns[place] for place in self.texts), strict=True)
-            ]
+            texts = list(zip(*(columns[place] for place in self.texts), strict=True))
+            keep = [all(row and (limit is None or len(row) <= limit) for row in rows) for rows in texts]
             if self.inputs.strict and not all(keep):
                 line = lines[keep.index(False)]
                 raise ValueError(f"{line.place}: a text without any token; correct or remove the {line.unit}")
+            if self.turns is not None and self.turns.whole:
+                keep = [self._fits(line, *rows) for line, rows in zip(lines, texts, strict=True)]
             self.too_long += len(keep) - sum(keep)
             if self.places:
                 self.places[split].write(bytes(self._places(split, lines, keep)))
@@ -160,13 +161,33 @@ class Builder:
             if kept:
                 yield min(before, 255)
 
-    def _prompt(self, cell: str) -> list[int]:
+    def _fits(self, line: Line, prompt: Sequence[int], reply: Sequence[int]) -> bool:
+        """Whether a message to learn fits together with its prompt; an error if it must."""
+        fits = len(prompt) + len(reply) < self.data.max_length  # and the end of the message
+        if not fits and self.turns is not None and self.turns.whole == "refuse":
+            raise ValueError(
+                f"{line.place}: the prompt takes {len(prompt):,} tokens and the answer {len(reply) + 1:,}, more than "
+                f"data.max_length={self.data.max_length} together; raise that, shorten the line, or leave out such "
+                "lines with task.too_long=skip"
+            )
+        return fits
+
+    def _prompts(self, lines: list[Line], place: int) -> list[list[int]]:
         """The tokens of messages, without the oldest ones where they are too long together."""
+        limits = [self.data.max_length] * len(lines)
+        if self.turns is not None and self.turns.whole:
+            replies = self.tokenizers[0].encode([line.texts[place + 1] for line in lines])
+            limits = [limit - len(reply) - 1 for limit, reply in zip(limits, replies, strict=True)]
+        return [self._prompt(line.texts[place], limit) for line, limit in zip(lines, limits, strict=True)]
+
+    def _prompt(self, cell: str, limit: int) -> list[int]:
         asked = json.loads(cell)
+        messages: list[dict[str, str]] = asked["messages"]
         try:
-            found = self.chats[0].prompt(asked["messages"], role=asked["role"], limit=self.data.max_length)
+            found = self.chats[0].prompt(messages, role=asked["role"], limit=limit)
         except TooLongError:
-            return self.chats[0].prompt(asked["messages"][-1:], role=asked["role"]).tokens
+            shortest = [one for one in messages[:-1][:1] if one["role"] == "system"] + messages[-1:]
+            return self.chats[0].prompt(shortest, role=asked["role"]).tokens
         self.cut += found.dropped > 0
         return found.tokens
 
@@ -189,7 +210,7 @@ class Builder:
             if column.is_text:
                 tokenizer = next(tokenizers)
                 if column.kind == "messages":
-                    found.append([self._prompt(cell) for cell in cells])
+                    found.append(self._prompts(lines, place))
                     continue
                 first = words and place == self.texts[0]
                 found.append([list(chain.from_iterable(row)) for row in words] if first else tokenizer.encode(cells))

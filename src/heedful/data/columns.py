@@ -11,11 +11,13 @@ Kind = Literal["text", "document", "messages", "label", "labels", "tags", "numbe
 @dataclass(frozen=True)
 class Turns:
     """Which messages of a dialogue are rows: those of the roles `learn`, each after up to `history` others (0 = all
-    that came before). `speakers`: the roles of further names in the files."""
+    that came before). `speakers`: the roles of further names in the files. `whole`: whether a message and what came
+    before it must fit data.max_length together, and what becomes of a row that does not."""
 
     learn: tuple[str, ...]
     history: int
     speakers: tuple[tuple[str, str], ...]
+    whole: Literal["", "refuse", "skip"] = ""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class CorpusConfig(Config):
     source      language codes, such as en and de: the model gets a token for each language
     target
     both        train target to source as well
+    replay      it is data that the model of start_from has learned, mixed in so that it is not forgotten
     fields      names of the files' columns, as --fields gives them
     """
 
@@ -41,6 +42,7 @@ class CorpusConfig(Config):
     source: str = ""
     target: str = ""
     both: bool = False
+    replay: bool = False
     fields: tuple[str, ...] = ()
 
     @field_validator("file", "valid", "test", "fields", mode="before")
@@ -72,6 +74,18 @@ class CorpusConfig(Config):
             return []
         first = Direction(self.source, self.target)
         return [first, Direction(*reversed(first))] if self.both else [first]
+
+
+def with_replay(new: CorpusConfig, old: Sequence[str], share: float) -> list[CorpusConfig]:
+    """New data, and old data in the same format that has this share of the rows trained on."""
+    if not 0 < share < 1:
+        raise ValueError(f"replay share {share:g} is not between 0 and 1; 0.5 = as many old rows as new ones")
+    replayed = CorpusConfig(file=tuple(old), weight=share, fields=new.fields, replay=True)
+    name = "replay" if _stem(new) == _stem(replayed) else ""
+    return [
+        new.model_copy(update={"weight": 1 - share}),
+        replayed.model_copy(update={"name": name}),
+    ]
 
 
 def names_of(corpora: Sequence[CorpusConfig]) -> list[str]:

@@ -1,5 +1,6 @@
 """Dialogues: JSONL with `turns` (speaker, text; or just texts, by two speakers in turn) or, as OpenAI's clients write
-them, `messages` (role, content). Each message to learn is a row: what came before it, the message, its dialogue."""
+them, `messages` (role, content); or with an instruction and its answer: see `instructions`. Each message to learn is a
+row: what came before it, the message, its dialogue."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from heedful.data.columns import Column, Turns
 from heedful.data.corpus import near
+from heedful.data.instructions import conversation
 from heedful.data.lines import Fault, Line, read_lines
 from heedful.text.tokenizer import CHAT_ROLES
 
@@ -27,7 +29,7 @@ def read_dialogues(files: Sequence[Path], columns: Sequence[Column]) -> Iterator
                 yield line
                 continue
             try:
-                data = json.loads(line)
+                data = conversation(json.loads(line))
                 messages = messages_of(data, turns)
             except (ValueError, RecursionError) as error:
                 said = "not a JSON object" if isinstance(error, json.JSONDecodeError) else str(error)
@@ -45,7 +47,8 @@ def messages_of(data: Any, turns: Turns) -> list[dict[str, str]]:
         isinstance(data, dict)
     ) else None  # fmt: skip
     if not given:
-        raise ValueError("no turns or messages")
+        has = f" (it has {', '.join(map(str, list(data)[:6]))})" if isinstance(data, dict) and data else ""
+        raise ValueError(f"no messages, turns, or instruction and output{has}")
     known = {**SPEAKERS, **(dict.fromkeys(("system",), "system") if "messages" in data else {}), **dict(turns.speakers)}
     found = []
     for place, one in enumerate(given):

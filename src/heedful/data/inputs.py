@@ -117,9 +117,10 @@ class Inputs:
         if self.documents:
             return in_documents(read_rows(files, self.columns, self.fields, documents=True))
         if has_messages(self.columns):
-            return read_dialogues(files, self.columns)
-        read = read_questions if has_answers(self.columns) else read_rows
-        lines = read(files, self.columns, self.fields)
+            lines = read_dialogues(files, self.columns)
+        else:
+            read = read_questions if has_answers(self.columns) else read_rows
+            lines = read(files, self.columns, self.fields)
         if self.prefix:
             lines = (_prefixed(line, self.prefix) for line in lines)
         return refuse_faults(lines) if self.strict else lines

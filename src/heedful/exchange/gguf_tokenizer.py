@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from heedful.exchange import sentencepiece
 from heedful.exchange.sentencepiece import CONTROL, SPACE, UNKNOWN, USER, Piece, Pieces
 from heedful.exchange.tokenizers import BERT, Habits, byte_level, template
-from heedful.text.tokenizer import Tokenizer
+from heedful.text.tokenizer import LARGEST_TEMPLATE, Tokenizer
 
 ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "cls": "cls",
          "mask": "mask"}  # fmt: skip
@@ -50,7 +50,12 @@ def build(keys: Mapping[str, Any], place: str) -> Tokenizer:
             made.add_tokens([AddedToken(token, special=False, normalized=False)])
     names = {role: tokens[index] for role, name in ROLES.items() if (index := _id(keys, name, tokens)) is not None}
     made.post_processor = template(made, _habits(keys, kind, names), trim=kind == "gpt2")
-    return Tokenizer(made, names)
+    return Tokenizer(made, names, _chat_template(keys))
+
+
+def _chat_template(keys: Mapping[str, Any]) -> str | None:
+    found = keys.get("tokenizer.chat_template")
+    return found if isinstance(found, str) and len(found) <= LARGEST_TEMPLATE else None
 
 
 def _id(keys: Mapping[str, Any], name: str, tokens: list[str]) -> int | None:

@@ -12,7 +12,7 @@ import torch
 
 import heedful
 from heedful.bank import choosing, numbers
-from heedful.chatter import Chatter
+from heedful.chatter import CONVERSATIONS, Chatter
 from heedful.checkpoint import read_config
 from heedful.config import parse
 from heedful.data.languages import Direction
@@ -250,9 +250,10 @@ class Models:
     def _load(self, folder: Path, name: str) -> Served:
         config = read_config(folder)
         task = parse(TaskConfig, config.get("task") or "translation")
-        generates = issubclass(task.trains, SequenceToSequence | LanguageModel) or task.kind == "dialogue"
+        converses = task.kind in CONVERSATIONS
+        generates = issubclass(task.trains, SequenceToSequence | LanguageModel) or converses
         options: dict[str, Any] = {"streams": 1} if generates else {}  # the engine has its own streams
-        if self.settings.quantize and not (issubclass(task.trains, LanguageModel) or task.kind == "dialogue"):
+        if self.settings.quantize and not (issubclass(task.trains, LanguageModel) or converses):
             options["quantize"] = self.settings.quantize
         if self.adapters and not generates:
             raise ValueError(f"{folder} does not write texts: its adapters are merged when they are opened; name their "

@@ -1,15 +1,17 @@
 """The user's files for a recipe's task: which columns they have, and where; or the corpora that the recipe lists."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from heedful.data.columns import has_answers
+from heedful.data.columns import has_answers, has_messages
+from heedful.data.corpora import CorpusConfig, with_replay
 from heedful.data.corpus import jsonl_start, table_start
 from heedful.data.inputs import Inputs
 from heedful.data.layout import guess, layout
 from heedful.data.mixture import Mixture, open_mixture
 from heedful.text.tokenizer import Tokenizer
-from heedful.training.recipe import Recipe
+from heedful.training.recipe import Recipe, read_recipe
 from heedful.training.start import tokenizers_of
 
 GUESSED = 2000  # rows that are read to tell which column is which
@@ -43,7 +45,8 @@ def arranged(
         raise ValueError("data.temperature is for several corpora; list them under data.corpora")
     given = tuple(fields) or recipe.data.fields
     task = recipe.task
-    looks = task.labelled and not has_answers(task.columns) and bool(train) and train[0].is_file()
+    ordered = not (has_answers(task.columns) or has_messages(task.columns))  # otherwise files say what is what
+    looks = task.labelled and ordered and bool(train) and train[0].is_file()
     start = table_start(train[0], GUESSED, task.columns) if looks else []
     if looks:
         names = {*given, *jsonl_start(train[0]), *(start[0] if start else ())}
@@ -75,6 +78,26 @@ def arranged(
     return updated, inputs
 
 
+def replayed(
+    recipe: str,
+    train: Sequence[str],
+    replay: Sequence[str],
+    share: float,
+    *,
+    valid: Sequence[str] = (),
+    test: Sequence[str] = (),
+    fields: Sequence[str] = (),
+) -> str:
+    """The change of a recipe that mixes old data into the training on these files."""
+    if not train or "-" in train:
+        raise ValueError("--replay mixes old data into new data; give a file of new data as well")
+    if read_recipe(recipe).data.corpora:
+        raise ValueError("the recipe lists its corpora; list the old data there too, with replay: true, not --replay")
+    new = CorpusConfig(file=tuple(train), valid=tuple(valid), test=tuple(test), fields=tuple(fields))
+    corpora = [one.model_dump(exclude_defaults=True) for one in with_replay(new, replay, share)]
+    return f"data.corpora={json.dumps(corpora)}"
+
+
 def _given_tokenizers(recipe: Recipe) -> list[Tokenizer]:
     """Those of the model that training starts from, or of the file that the recipe names."""
     texts = sum(column.is_text for column in recipe.task.columns)
@@ -85,7 +108,9 @@ def _given_tokenizers(recipe: Recipe) -> list[Tokenizer]:
 
 def _mixture(recipe: Recipe, say: Callable[[str], None]) -> Mixture:
     if not recipe.task.mixes:
-        raise ValueError(f"task {recipe.task.kind} trains on one corpus; give its files on the command line")
+        raise ValueError(
+            f"task {recipe.task.kind} trains on one corpus; give its files on the command line, without --replay"
+        )
     mixture = open_mixture(recipe.data.corpora)
     for note in mixture.notes:
         say(f"warning: {note}")

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from heedful.checkpoint import Checkpoint, prune, save_checkpoint, save_weights, state_of, steps
 from heedful.model.architecture import Model
 from heedful.tasks import Batch, State, Task
+from heedful.training.anchor import Anchor
 from heedful.training.journal import Journal
 from heedful.training.optimizer import build_optimizer, optimizer_state, restore_optimizer
 from heedful.training.parallel import World
@@ -68,12 +69,13 @@ class Trainer:
         world: World,
         journal: Journal,
         folder: Path,
+        anchor: Anchor | None = None,
         only: Collection[str] | None = None,
     ) -> None:
         """`only`: the parameters that are trained, where they are an adapter's; the folder then holds these alone."""
         self.recipe, self.config = recipe, recipe.training
         self.task, self.model = task, model.to(world.device)
-        self.world, self.journal, self.folder = world, journal, folder
+        self.world, self.journal, self.folder, self.anchor = world, journal, folder, anchor
         if recipe.task.gathers:
             task.world = world  # type: ignore[attr-defined]
         self.progress = Progress()
@@ -271,6 +273,8 @@ class Trainer:
         """Clip and step, unless the loss or the gradient has exploded; returns the gradient norm."""
         scaler, progress = self.precision.scaler, self.progress
         scaler.unscale_(self.optimizer)
+        if self.anchor is not None:
+            self.anchor.pull(self.model)
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf))
         if progress.step == 1 and math.isfinite(loss):
             progress.first_loss = loss

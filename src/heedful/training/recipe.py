@@ -31,7 +31,8 @@ from heedful.training.start import model_of
 FOLDER = Path(__file__).parents[1] / "recipes"
 REMEDIES = {
     "recurrence": "choose mix transformer_xl with position none, or mix softmax with position rotary, in a transformer "
-    "stack, or set task.memory=0"
+    "stack, or set task.memory=0",
+    "segments": "set task.pack=false (of plain text: task.windows=random), or choose another mix, such as softmax",
 }
 
 
@@ -50,6 +51,9 @@ class TrainingConfig(Config):
     average         at the end, also try the average of the last `keep` checkpoints, and use it if it is better
     recompute       gradient checkpointing: a third more computation, much less memory
     bad_steps       stop after this many steps in a row with a NaN, infinite or exploding loss
+    toward_start    pull weights toward those of start_from: add this times half the squared distance to the loss
+    elastic         the same, each weight as strongly as it matters for the corpora with replay (elastic weight
+                    consolidation)
     """
 
     steps: Size = 20000
@@ -78,6 +82,8 @@ class TrainingConfig(Config):
     samples: int = Field(3, ge=0)
     bad_steps: Size = 10
     freeze: tuple[str, ...] = ()
+    toward_start: float = Field(0.0, ge=0, allow_inf_nan=False)
+    elastic: float = Field(0.0, ge=0, allow_inf_nan=False)
 
 
 class Recipe(Config):
@@ -107,9 +113,12 @@ class Recipe(Config):
             raise ValueError("an adapter is trained beside a model that exists; name it: --start-from MODEL")
         if self.adapter is not None and self.training.freeze:
             raise ValueError("an adapter freezes its base; leave training.freeze out")
+        if self.adapter is not None and (self.training.toward_start or self.training.elastic):
+            raise ValueError("an adapter leaves its base as it is; leave training.toward_start and elastic out")
         if self.data.context and not self.task.in_context:
             raise ValueError(f"data.context is for translation; task {self.task.kind} has no sentences before: set "
                              "data.context=0")  # fmt: skip
+        self._keeps_what_was_learned()
         corpora = [f"{metric}[{name}]" for name, metric in self.data.scored]
         if self.training.metric not in (*self.task.metrics, *corpora):
             known = did_you_mean(self.training.metric, [*self.task.metrics, *corpora])
@@ -136,6 +145,19 @@ class Recipe(Config):
                 "two vocabularies cannot share one embedding table; set model.tie=output with tokenizer.joint=false"
             )
         return self
+
+    def _keeps_what_was_learned(self) -> None:
+        replayed = any(corpus.replay for corpus in self.data.corpora)
+        for key in ("toward_start", "elastic"):
+            if getattr(self.training, key) and not self.start_from:
+                raise ValueError(f"training.{key} pulls the weights toward those of a model; name it with start_from")
+        if replayed and not self.start_from:
+            raise ValueError("replay is data that a model has learned; name the model to go on with: start_from")
+        if self.training.elastic and not replayed:
+            raise ValueError(
+                "training.elastic finds out which weights matter from data that the model has learned; give some with "
+                "--replay, or a corpus with replay: true"
+            )
 
     @property
     def wants_higher(self) -> bool:

@@ -30,6 +30,7 @@ from heedful.model.architecture import Model
 from heedful.model.create import create
 from heedful.tasks import Settings, Task
 from heedful.text.tokenizer import BREAK, Tokenizer
+from heedful.training.anchor import anchor_for
 from heedful.training.card import card
 from heedful.training.journal import Journal, read_metrics
 from heedful.training.loop import Trainer
@@ -121,6 +122,12 @@ def _run(
         journal.say(f"{prepared.facts['unknown_labels']:,} rows with labels that do not occur in training are skipped")
     if not prepared.has("valid"):
         journal.say("too few rows to hold any out: validating on the training data")
+    for part in prepared.parts if prepared.has("valid") else ():
+        if recipe.training.metric == f"{part.metric}[{part.name}]" and not part.texts("valid"):
+            raise ValueError(
+                f"training.metric={recipe.training.metric}, but no rows are held out of {part.name}: it has too few; "
+                "give validation files, or choose another metric"
+            )
     model = recipe.fitted(prepared).model
     settings = Settings(
         label_smoothing=recipe.training.label_smoothing,
@@ -160,15 +167,17 @@ def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: Wor
         _refuse_to_replace(out, recipe)
     world.wait()
     only = None
-    partly = recipe.training.freeze or recipe.adapter  # frozen weights are not in checkpoints
+    config = recipe.training  # neither frozen weights nor those that others are pulled toward are in checkpoints
+    partly = config.freeze or config.toward_start or config.elastic or recipe.adapter
     if recipe.start_from and (checkpoint is None or partly):
         new = take_weights(model, Path(recipe.start_from), journal.say)
         if recipe.adapter is not None:
             only = install(recipe.adapter, model, new & {name for name, _ in model.named_parameters()})
             journal.say(_counted(recipe.adapter, model))
+    anchor = anchor_for(recipe, task, model, prepared, out, world, journal)
     if checkpoint is None and hasattr(task, "begin"):
         task.begin(model)
-    trainer = Trainer(recipe, task, model, world=world, journal=journal, folder=out, only=only)
+    trainer = Trainer(recipe, task, model, world=world, journal=journal, folder=out, only=only, anchor=anchor)
     if checkpoint is not None:
         trainer.restore(checkpoint)
         if world.leads:
