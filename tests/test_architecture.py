@@ -12,7 +12,7 @@ LEVELS = [
     {"bounded", "files", "memory", "parts"},
     {"config"},
     {"text", "model", "mini"},
-    {"data", "families", "adapters", "evaluation", "objectives"},
+    {"data", "families", "adapters", "evaluation", "objectives", "preferences"},
     {"decoding"},
     {"checkpoint", "exchange"},
     {"alignment"},
@@ -35,6 +35,7 @@ ONLY = {
     "families": {"config", "model"},
     "adapters": {"config", "model"},
     "objectives": {"model"},
+    "preferences": set(),
     "decoding": {"bounded", "config", "files", "memory", "text", "data", "model"},
 }
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
