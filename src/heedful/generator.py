@@ -94,6 +94,7 @@ class Generator:
         self.runner = Runner(self.starter, streams=streams)
         self.limit = model.limit if isinstance(model, LanguageModel) else model.source_limit
         self.device = model.device
+        self.folder: Path | None = None
 
     def __repr__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
@@ -261,4 +262,6 @@ def load(folder: str | Path, *, recurrence: Recurrence | None = None, streams: i
         kind = model.config.kind
         raise ValueError(f"{folder}: a model of kind {kind} does not continue texts; use heedful translate or predict")
     (tokenizer,) = open_tokenizers(folder, model, columns=1)
-    return Generator(model, tokenizer, recurrence=recurrence, streams=cores() if streams is None else streams)
+    found = Generator(model, tokenizer, recurrence=recurrence, streams=cores() if streams is None else streams)
+    found.folder = folder
+    return found

@@ -54,7 +54,7 @@ def divergence(log_probs: Tensor, reference: Tensor) -> Tensor:
 def positive_divergence(log_probs: Tensor, reference: Tensor) -> Tensor:
     """The same mean, with less variance and never negative.      Schulman 2020, "Approximating KL divergence", k3
 
-        exp(d) - 1 - d,      d = log pi_ref - log pi
+    exp(d) - 1 - d,      d = log pi_ref - log pi
     """
     difference = reference - log_probs
     return difference.expm1() - difference
@@ -108,7 +108,7 @@ def policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """(PPO's loss, the share of tokens where clipping matters).      Schulman et al. 2017, equation 7
 
-        mean of max(-A rho, -A clamp(rho, 1 - clip, 1 + clip)),      rho = pi / pi_old
+    mean of max(-A rho, -A clamp(rho, 1 - clip, 1 + clip)),      rho = pi / pi_old
     """
     ratio = torch.where(valid, log_probs - old, 0).exp()
     free, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - clip, 1 + clip)

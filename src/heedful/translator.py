@@ -102,6 +102,7 @@ class Translator:
         self.limit = min([limit, *(model.source_limit or limit for model in models)])
         self.device = models[0].device
         self.aligner = aligner
+        self.folder: Path | None = None
         self.split, self.language, self.cuts, self.context = split, language, cuts, context
         self.starter: FromSource | AtOnce
         self.before: Before | None = None
@@ -546,7 +547,7 @@ def load(
     if words is not None:
         words.refuse_misfit(folders[0], source_vocab=tokenizers[0][0].vocab, vocab=tokenizers[0][-1].vocab)
     named = Direction(recipe.source_language, recipe.target_language)
-    return Translator(
+    found = Translator(
         models,
         tokenizers[0],
         limit=recipe.max_length + cuts,  # as many tokens as in training, and the end
@@ -561,6 +562,8 @@ def load(
         languages=Languages(tokenizers[0], recipe.layout, recipe.directions if recipe.layout else [named]),
         teacher=(lambda: _teacher(Path(taught_by), tokenizers[0])) if taught_by else None,
     )
+    found.folder = folders[0]
+    return found
 
 
 def _teacher(folder: Path, tokenizers: Sequence[Tokenizer]) -> SequenceToSequence:

@@ -1,5 +1,5 @@
-"""The losses of preferences against TRL and torchtune, on the same numbers, with gradients. PPO's stand in versions that
-`preference_oracles.sh` fetches."""
+"""The losses of preferences against TRL and torchtune, on the same numbers, with gradients. Those of PPO need
+`preference_oracles.sh`."""
 
 import ast
 import importlib.util

@@ -210,9 +210,9 @@ class Models:
     def _load(self, folder: Path, name: str) -> Served:
         config = read_config(folder)
         task = parse(TaskConfig, config.get("task") or "translation")
-        generates = issubclass(task.trains, SequenceToSequence | LanguageModel) or task.kind == "dialogue"
+        generates = issubclass(task.trains, SequenceToSequence | LanguageModel) or task.writes
         options: dict[str, Any] = {"streams": 1} if generates else {}  # the engine has its own streams
-        if self.settings.quantize and not (issubclass(task.trains, LanguageModel) or task.kind == "dialogue"):
+        if self.settings.quantize and not (issubclass(task.trains, LanguageModel) or task.writes):
             options["quantize"] = self.settings.quantize
         found = heedful.load(folder, **options)
         if isinstance(found, Generator | Chatter):

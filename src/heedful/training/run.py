@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,15 @@ from safetensors.torch import load_file
 
 from heedful.bounded import read_object, read_yaml
 from heedful.checkpoint import average, newest, regular, set_aside
-from heedful.data import dialogues
+from heedful.data import dialogues, preferences
 from heedful.data.check import Report
-from heedful.data.columns import has_answers, has_messages
+from heedful.data.columns import has_answers, has_messages, has_prompts
 from heedful.data.inputs import Inputs, look_over
 from heedful.data.mixture import Mixture, prepare_mixture
 from heedful.data.prepare import Prepared, load_tokenizers, prepare, save_tokenizers
 from heedful.data.squad import as_jsonl
 from heedful.files import locked, write_text
-from heedful.model.architecture import Model
+from heedful.model.architecture import ArchitectureConfig, Model
 from heedful.model.create import create
 from heedful.tasks import Settings, Task
 from heedful.text.tokenizer import BREAK, Tokenizer
@@ -85,15 +86,22 @@ def _run(
     known = _earlier(out)
     if isinstance(inputs, Inputs):
         inputs = replace(inputs, documents=recipe.data.context > 0)
-    asked = {"recipe": recipe.model_dump(mode="json"), "budget": str(budget), "data": inputs.digests(cache)}
+    asked: dict[str, Any] = {
+        "recipe": recipe.model_dump(mode="json"),
+        "budget": str(budget),
+        "data": inputs.digests(cache),
+    }
     for name, key, origin in (
         ("start", "start_from", recipe.start_from),
         ("teacher", "task.teacher", recipe.task.tokenizers_from),
+        *((key, key, folder) for key, folder in recipe.task.models.items()),
     ):
         if origin and not Path(origin).exists():
             raise ValueError(f"{key}: there is no folder {origin}")
         if origin:
             asked[name] = digest_of(Path(origin))
+    if recipe.task.needs_start and not recipe.start_from:
+        raise ValueError(f"task {recipe.task.kind} {recipe.task.needs_start}; name one: --start-from MODEL")
     if recipe.start_from and (layout := layout_of(Path(recipe.start_from))) and layout != recipe.data.layout:
         raise ValueError(
             f"start_from: this model knows languages by their tokens (data.language_tokens={layout}); list your "
@@ -129,6 +137,9 @@ def _run(
         context=recipe.data.context,
         layout=recipe.data.layout,
         model=model,
+        start_from=recipe.start_from,
+        base=asked.get("start", ""),
+        reference=partial(_reference, recipe, model, world) if recipe.start_from else None,
     )
     task = recipe.task.build(prepared, settings)
     for note in getattr(task, "notes", ()):
@@ -158,7 +169,7 @@ def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: Wor
     if recipe.start_from and (checkpoint is None or recipe.training.freeze):  # frozen weights are not in checkpoints
         take_weights(model, Path(recipe.start_from), journal.say)
     if checkpoint is None and hasattr(task, "begin"):
-        task.begin(model)
+        task.begin(model.to(world.device))
     trainer = Trainer(recipe, task, model, world=world, journal=journal, folder=out)
     if checkpoint is not None:
         trainer.restore(checkpoint)
@@ -178,6 +189,13 @@ def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: Wor
     numbers = _finish(trainer, recipe, prepared, out)
     world.wait()
     return Result(out, True, numbers)
+
+
+def _reference(recipe: Recipe, config: ArchitectureConfig, world: World) -> Model:
+    """The model that training starts from, to compare with."""
+    found = create(config, scheme=recipe.initialise)
+    take_weights(found, Path(recipe.start_from), lambda message: None)
+    return found.to(world.device).eval().requires_grad_(False)
 
 
 def _refuse_to_replace(out: Path, recipe: Recipe) -> None:
@@ -242,7 +260,9 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
 
 
 def _load_into(model: Model, out: Path) -> None:
-    model.load_state_dict(load_file(out / "model.safetensors"))
+    """The weights of the folder; parts that only training needs keep theirs."""
+    aside = {name: tensor for name, tensor in model.state_dict().items() if name.partition(".")[0] in model.aside}
+    model.load_state_dict({**load_file(out / "model.safetensors"), **aside})
 
 
 def _earlier(out: Path) -> dict[str, Any] | None:
@@ -333,6 +353,9 @@ def _save_test(prepared: Prepared, out: Path, documents: bool) -> None:
         return
     if prepared.has("test") and has_messages(prepared.columns):
         write_text(out / "test.jsonl", "".join(map(dialogues.as_jsonl, prepared.texts("test"))))
+    elif prepared.has("test") and has_prompts(prepared.columns):
+        lines = (preferences.as_jsonl(row, prepared.columns) for row in prepared.texts("test"))
+        write_text(out / "test.jsonl", "".join(lines))
     elif prepared.has("test") and has_answers(prepared.columns):
         write_text(out / "test.jsonl", "".join(map(as_jsonl, prepared.texts("test"))))
     elif prepared.has("test"):
