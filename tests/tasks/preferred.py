@@ -36,7 +36,7 @@ def bases(folder, *, steps=30):
     text.write_text(corpus.read_text(encoding="utf-8").replace("\t", " = "), encoding="utf-8")
     schedule = [f"training.steps={steps}", f"training.validate_every={steps}", f"training.save_every={steps}"]
     run("tiny", corpus, folder / "translator", *TRANSLATOR, *schedule, "training.learning_rate=0.01")
-    run("char-gpt", text, folder / "generator", *GENERATOR, *schedule)
+    run("char-gpt", text, folder / "generator", *GENERATOR, *schedule, "training.learning_rate=0.01")
     return {kind: folder / kind for kind in KINDS}
 
 

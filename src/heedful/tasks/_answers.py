@@ -112,9 +112,27 @@ def states(model: Any, batch: AnswerBatch) -> Tensor:
 
 def log_probs(model: Any, batch: AnswerBatch, read: Tensor | None = None) -> Tensor:
     """log p of each token of the answers, 0 elsewhere: batch length. `read`: the states, if they are known."""
-    found = model.logits((states(model, batch) if read is None else read)[batch.valid]).float()
-    picked = found.gather(-1, batch.wanted[batch.valid][:, None])[:, 0] - found.logsumexp(-1)
-    return picked.new_zeros(batch.valid.shape).masked_scatter(batch.valid, picked)
+    return _picked(_logits(model, batch, read), batch)
+
+
+def with_entropy(model: Any, batch: AnswerBatch, read: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, and the entropy of the model where it writes each token (nats, summed over all)."""
+    logits = _logits(model, batch, read)
+    with torch.no_grad():
+        each = logits.log_softmax(-1)
+        entropy = -(each.exp() * each).sum()
+    return _picked(logits, batch), entropy
+
+
+def _logits(model: Any, batch: AnswerBatch, read: Tensor | None) -> Tensor:
+    """Of the tokens of the answers: tokens vocab."""
+    found: Tensor = model.logits((states(model, batch) if read is None else read)[batch.valid])
+    return found.float()
+
+
+def _picked(logits: Tensor, batch: AnswerBatch) -> Tensor:
+    found = logits.gather(-1, batch.wanted[batch.valid][:, None])[:, 0] - logits.logsumexp(-1)
+    return found.new_zeros(batch.valid.shape).masked_scatter(batch.valid, found)
 
 
 def rewards(model: Any, batch: AnswerBatch) -> Tensor:

@@ -194,6 +194,7 @@ class EncoderDecoder(SequenceToSequence):
             encoder = Reason("causal, or with attention to a source: no kernel yet", "encoder")
         head = child_plan(self, "head", HeadPlan)
         left: list[nn.Module] = [] if head else [self.head]
+        left += [self.heads, *(getattr(self, name) for name in self.aside)]  # decoding needs none of them
         if not (encoder and source_table):
             left += [self.encoder, self.embedding]
         return EncoderDecoderPlan(
