@@ -34,11 +34,11 @@ def rude(answer):
 
 @kinds
 def test_a_reward_model_tells_good_answers_from_bad_ones(kind, base, tmp_path):
-    file = compared(tmp_path / "p.jsonl", 300, worse=lambda answer: answer + " z")
-    found = run("reward", file, tmp_path / "out", *steps(80), "training.learning_rate=0.005", start=base[kind])
-    assert found.numbers["accuracy"] >= 95
+    file = compared(tmp_path / "p.jsonl", 300, worse=lambda answer: "j" * len(answer))
+    found = run("reward", file, tmp_path / "out", *steps(120), "training.learning_rate=0.005", start=base[kind])
+    assert found.numbers["accuracy"] >= 90
     judge = heedful.load(tmp_path / "out")
-    better, worse = judge.score(["a b", "a b"], ["b a", "b a z"])
+    better, worse = judge.score(["a b", "a b"], ["b a", "jjj"])
     assert better > worse
 
 
