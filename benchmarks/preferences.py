@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--only", nargs="+", default=list(PARTS), choices=list(PARTS))
-    parser.add_argument("--steps", type=int, default=400, help="of the longest training; the others have a share of it")
+    parser.add_argument("--steps", type=int, default=300, help="of the longest training; the others have a share of it")
     parser.add_argument("--out", type=Path, help="keep the models in this folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
