@@ -12,6 +12,7 @@ from heedful.data.inputs import Inputs
 from heedful.data.lines import Line
 from heedful.data.preferences import PAIRED, as_jsonl, prompt_of, read_prompted
 from heedful.data.prepare import load_tokenizers
+from heedful.exchange.hugging_face import family_for
 from heedful.tasks import _answers
 from heedful.tasks._answers import Writers
 from heedful.tasks.preference import Preference
@@ -225,6 +226,8 @@ def test_rewards_are_numbers_for_prompt_and_answer(kind, base, tmp_path):
     assert all(one["text"] == f"{one['score']:.4f}" for one in found)
     with pytest.raises(ValueError, match="line 2 must be a prompt and an answer, separated by a tab"):
         judge.predict(["a\tb", "a"])
+    with pytest.raises(ValueError, match="a reward model cannot be exported; use it with heedful predict or heedful"):
+        family_for(judge.model)
     figures = judge.evaluate(tmp_path / "out" / "test.jsonl")
     assert figures["pairs"] > 0 and 0 <= figures["accuracy"] <= 100
     with pytest.raises(ValueError, match="this model has no reward head; train it with the recipe reward"):
