@@ -12,7 +12,7 @@ LEVELS = [
     {"bounded", "files", "memory", "parts"},
     {"config"},
     {"text", "model", "mini"},
-    {"data", "families", "adapters", "evaluation", "objectives"},
+    {"data", "families", "adapters", "evaluation", "objectives", "preferences"},
     {"bank"},
     {"decoding"},
     {"exchange"},
@@ -38,6 +38,7 @@ ONLY = {
     "families": {"config", "model"},
     "adapters": {"config", "model"},
     "objectives": {"model"},
+    "preferences": set(),
     "bank": {"adapters", "config", "model"},
     "decoding": {"bank", "bounded", "config", "files", "memory", "text", "data", "model"},
 }

@@ -98,6 +98,7 @@ class Generator:
         self.runner = Runner(self.starter, streams=streams)
         self.limit = model.limit if isinstance(model, LanguageModel) else model.source_limit
         self.device = model.device
+        self.folder: Path | None = None
 
     def __repr__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
@@ -277,4 +278,6 @@ def load(
     (tokenizer,) = open_tokenizers(folder, model, columns=1)
     open_adapters(folder, model, adapters or {})
     streams = cores() if streams is None else streams
-    return Generator(model, tokenizer, recurrence=recurrence, streams=streams, adapters=tuple(adapters or ()))
+    found = Generator(model, tokenizer, recurrence=recurrence, streams=streams, adapters=tuple(adapters or ()))
+    found.folder = folder
+    return found

@@ -29,10 +29,12 @@ class Term:
 @dataclass(frozen=True)
 class Loss:
     """sum over terms of weight * total / count, with the total and count of a whole step: sums over micro-batches and
-    processes come first, the division last. `state`: what the task receives at the next step."""
+    processes come first, the division last. `state`: what the task receives at the next step. `figures`: what else is
+    to be logged, each a sum and a count; it is not learned from."""
 
     terms: dict[str, Term]
     state: dict[str, Tensor] = field(default_factory=dict)
+    figures: dict[str, Term] = field(default_factory=dict)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Term:

@@ -13,13 +13,15 @@ import importlib
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 GROUP = "heedful.parts"
+FOLDERS = ("model/attention", "model/position", "model/input", "model/stack", "model/architecture", "tasks")
 _packages: dict[str, str] = {}  # name -> the package that contains its modules
 
 
@@ -84,6 +86,26 @@ def modules(folder: str) -> dict[str, str]:
     return found
 
 
+def has_components(name: str) -> bool:
+    """Whether a folder of parts in use holds components of models and tasks, not only functions."""
+    return any(_names(f"{_packages[name]}.{folder.rpartition('/')[2]}") for folder in FOLDERS)
+
+
+def function(name: str) -> Callable[..., Any]:
+    """The function that `file.py:function` names, in a folder of parts that is in use."""
+    file, _, called = name.partition(":")
+    stem = file.removesuffix(".py")
+    if not (stem.isidentifier() and called.isidentifier()):
+        raise ValueError(f"{name!r} is not of the form file.py:function, such as rewards.py:polite")
+    found = [package for package in _packages.values() if util.find_spec(f"{package}.{stem}") is not None]
+    if not found:
+        raise ValueError(f"{name} is code, which runs only if you name its folder: --parts FOLDER, with {file} in it")
+    held = getattr(load(f"{found[0]}.{stem}"), called, None)
+    if not callable(held):
+        raise ValueError(f"{file} has no function {called!r}")
+    return held
+
+
 def load(module: str) -> ModuleType:
     """Import the module; a custom part that cannot be imported gives a one-line error."""
     if module.startswith("heedful."):
@@ -119,9 +141,8 @@ def _package_of(folder: Path) -> str:
 
 def _clashes(package: str) -> list[tuple[str, str]]:
     """Custom parts with the name of a built-in one: (custom, built-in)."""
-    folders = ("model/attention", "model/position", "model/input", "model/stack", "model/architecture", "tasks")
     found = []
-    for folder in folders:
+    for folder in FOLDERS:
         last = folder.rpartition("/")[2]
         own = _names("heedful." + folder.replace("/", "."))
         found += [(f"{last}/{kind}.py", own[kind]) for kind in _names(f"{package}.{last}") if kind in own]

@@ -106,6 +106,7 @@ class Translator:
         self.limit = min([limit, *(model.source_limit or limit for model in models)])
         self.device = models[0].device
         self.aligner, self.adapters = aligner, tuple(adapters)
+        self.folder: Path | None = None
         self.split, self.language, self.cuts, self.context = split, language, cuts, context
         self.starter: FromSource | AtOnce
         self.before: Before | None = None
@@ -558,7 +559,7 @@ def load(
     if words is not None:
         words.refuse_misfit(folders[0], source_vocab=tokenizers[0][0].vocab, vocab=tokenizers[0][-1].vocab)
     named = Direction(recipe.source_language, recipe.target_language)
-    return Translator(
+    found = Translator(
         models,
         tokenizers[0],
         limit=recipe.max_length + cuts,  # as many tokens as in training, and the end
@@ -574,6 +575,8 @@ def load(
         teacher=(lambda: _teacher(Path(taught_by), tokenizers[0])) if taught_by else None,
         adapters=tuple(adapters or ()),
     )
+    found.folder = folders[0]
+    return found
 
 
 def _teacher(folder: Path, tokenizers: Sequence[Tokenizer]) -> SequenceToSequence:

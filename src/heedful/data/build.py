@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from heedful.data.check import Report
-from heedful.data.columns import Turns, has_answers, has_messages, is_document
+from heedful.data.columns import Turns, has_answers, has_messages, has_prompts, is_document
 from heedful.data.conll import complete, is_tagged
 from heedful.data.corpus import Fault, Line, near
 from heedful.data.inputs import SPLITS, DataConfig, Inputs
@@ -81,7 +81,8 @@ class Builder:
         }
         self.numbers = {name: {label: n for n, label in enumerate(found)} for name, found in self.labels.items()}
         self.turns: Turns | None = next((column.turns for column in inputs.columns if column.turns is not None), None)
-        self.chats = [Chat(tokenizer) for tokenizer in tokenizers[:1] if has_messages(inputs.columns)]
+        chats = has_messages(inputs.columns) or has_prompts(inputs.columns)
+        self.chats = [Chat(tokenizer) for tokenizer in tokenizers[:1] if chats]
         self.rows = dict.fromkeys(SPLITS, 0)
         self.tokens = [0] * len(self.texts)
         self.unknown_labels = 0
@@ -137,6 +138,8 @@ class Builder:
                 raise ValueError(f"{line.place}: a text without any token; correct or remove the {line.unit}")
             if self.turns is not None and self.turns.whole:
                 keep = [self._fits(line, *rows) for line, rows in zip(lines, texts, strict=True)]
+            if has_prompts(self.inputs.columns):
+                self._refuse_unusable_answers(lines, columns)
             self.too_long += len(keep) - sum(keep)
             if self.places:
                 self.places[split].write(bytes(self._places(split, lines, keep)))
@@ -191,6 +194,34 @@ class Builder:
         self.cut += found.dropped > 0
         return found.tokens
 
+    def _before_answers(self, cells: Sequence[str]) -> list[list[int]]:
+        """The tokens of prompts: of messages without the oldest ones, of a text the end, where they are too long."""
+        asked = [json.loads(cell) for cell in cells]
+        texts = iter(self.tokenizers[0].encode([one for one in asked if isinstance(one, str)]))
+        rows = [
+            next(texts) if isinstance(one, str) else self._prompt(cell, self.data.max_length)
+            for one, cell in zip(asked, cells, strict=True)
+        ]
+        self.cut += sum(len(row) > self.data.max_length for row in rows)
+        return [row[-self.data.max_length :] for row in rows]
+
+    def _refuse_unusable_answers(self, lines: list[Line], columns: list[list[list[int]]]) -> None:
+        """Answers that would be cut off, and those that the model cannot tell from each other."""
+        names = [column.name for column in self.inputs.columns]
+        for row, line in enumerate(lines):
+            for name, answers in zip(names[1:], columns[1:], strict=True):
+                if len(answers[row]) > self.data.max_length:
+                    raise ValueError(
+                        f"{line.place}: {name} has {len(answers[row]):,} tokens, and data.max_length is "
+                        f"{self.data.max_length:,}, so it would be cut off; raise data.max_length, or shorten or "
+                        f"remove the {line.unit}"
+                    )
+            if len(columns) == 3 and columns[1][row] == columns[2][row]:
+                raise ValueError(
+                    f"{line.place}: {names[1]} and {names[2]} are the same tokens, so there is nothing to learn from "
+                    f"them; remove the {line.unit}"
+                )
+
     def _cut(self, columns: list[list[list[int]]], limit: int) -> None:
         """Keep the beginning of texts that are too long, in columns where that is better than to lose the row."""
         for place, column in enumerate(self.inputs.columns):
@@ -211,6 +242,9 @@ class Builder:
                 tokenizer = next(tokenizers)
                 if column.kind == "messages":
                     found.append(self._prompts(lines, place))
+                    continue
+                if column.kind == "prompt":
+                    found.append(self._before_answers(cells))
                     continue
                 first = words and place == self.texts[0]
                 found.append([list(chain.from_iterable(row)) for row in words] if first else tokenizer.encode(cells))

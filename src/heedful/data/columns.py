@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["text", "document", "messages", "label", "labels", "tags", "number", "answers", "raw"]
+Kind = Literal["text", "document", "messages", "prompt", "label", "labels", "tags", "number", "answers", "raw"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Column:
     text       tokenised
     document   plain text files, tokenised: documents separated by blank lines; must be the only column
     messages   what was said before a reply, as JSON; tokenised as a prompt (`text/chat.py`): see `dialogues`
+    prompt     what an answer follows, as JSON: a text as it stands, or messages as above: see `preferences`
     label      one of a few names; a row stores the number of its label
     labels     any number of names, separated by commas, or a list in JSONL; may be empty
     tags       a label for each word of the first text, separated by spaces; a row stores a number for each token: 0, or
@@ -53,13 +54,12 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        return self.kind in ("text", "document", "messages")
+        return self.kind in ("text", "document", "messages", "prompt")
 
     def plain(self, cell: str) -> str:
         """What is new in a text cell: of messages the last one, since the others are in other rows."""
-        if self.kind != "messages":
-            return cell
-        last: str = json.loads(cell)["messages"][-1]["content"]
+        asked = json.loads(cell) if self.kind in ("messages", "prompt") else cell
+        last: str = asked if isinstance(asked, str) else asked["messages"][-1]["content"]
         return last
 
     @property
@@ -91,6 +91,11 @@ def has_answers(columns: Sequence[Column]) -> bool:
 def has_messages(columns: Sequence[Column]) -> bool:
     """Whether rows are messages of dialogues, which have files of their own: see `dialogues`."""
     return any(column.kind == "messages" for column in columns)
+
+
+def has_prompts(columns: Sequence[Column]) -> bool:
+    """Whether rows are prompts, alone or with answers, which have files of their own: see `preferences`."""
+    return any(column.kind == "prompt" for column in columns)
 
 
 def is_pair(columns: Sequence[Column]) -> bool:

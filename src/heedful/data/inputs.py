@@ -8,13 +8,14 @@ from pydantic import Field, model_validator
 
 from heedful.config import Config, Size
 from heedful.data.check import Report, check
-from heedful.data.columns import PAIR, Columns, has_answers, has_messages, is_document
+from heedful.data.columns import PAIR, Columns, has_answers, has_messages, has_prompts, is_document
 from heedful.data.corpora import CorpusConfig, names_of, part_names
 from heedful.data.corpus import Fault, Line, read_rows, row_format
 from heedful.data.dialogues import read_dialogues
 from heedful.data.digest import known_digest
 from heedful.data.documents import in_documents, refuse_without
 from heedful.data.languages import Direction, Layout
+from heedful.data.preferences import read_prompted
 from heedful.data.squad import read_questions
 
 SPLITS = ("train", "valid", "test")
@@ -109,7 +110,8 @@ class Inputs:
             if not file.is_file():
                 raise ValueError(f"there is no file {file}")
         for files in (self.train, self.valid, self.test):
-            if files and not (is_document(self.columns) or has_answers(self.columns) or has_messages(self.columns)):
+            own = is_document, has_answers, has_messages, has_prompts
+            if files and not any(has(self.columns) for has in own):
                 row_format(files, self.columns)
 
     def read(self, split: str) -> Iterator[Line | Fault]:
@@ -120,6 +122,7 @@ class Inputs:
             lines = read_dialogues(files, self.columns)
         else:
             read = read_questions if has_answers(self.columns) else read_rows
+            read = read_prompted if has_prompts(self.columns) else read
             lines = read(files, self.columns, self.fields)
         if self.prefix:
             lines = (_prefixed(line, self.prefix) for line in lines)

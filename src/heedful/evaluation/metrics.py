@@ -9,6 +9,7 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from heedful.text.words import HAN, UNSPACED, words
 
 TOKENIZERS = ("13a", "zh", "ja-mecab", "ko-mecab", "char", "intl", "none", "flores101", "flores200")
+METRICS = ("chrf", "bleu")  # that single sentences are scored by
 KANA = re.compile(r"[\u3040-\u30ff]")
 LOOKED_AT = 1000  # references
 
@@ -98,6 +99,13 @@ def _common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
             best[place] = before + 1 if one == other else max(best[place], best[place - 1])
             before = kept
     return best[-1]
+
+
+def sentence_scores(metric: str, hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+    """chrF or BLEU of each text alone. BLEU of a text counts only the n-grams that it is long enough to have."""
+    names = tokenization(references).name if metric == "bleu" else ""
+    one = CHRF() if metric == "chrf" else BLEU(tokenize=names, effective_order=True)
+    return [float(one.sentence_score(text, [other]).score) for text, other in zip(hypotheses, references, strict=True)]
 
 
 def consensus(texts: Sequence[str]) -> int:

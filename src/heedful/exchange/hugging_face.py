@@ -129,6 +129,7 @@ def save(model: Model, folder: str | Path, family_name: str, *, details: dict[st
     """Write a folder that transformers can load."""
     known = family(family_name)
     config: ArchitectureConfig = model.config
+    _refuse_rewards(config)
     weights = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
     if known.convert is not None:
         config, weights = known.convert(config, weights)
@@ -156,8 +157,14 @@ def save(model: Model, folder: str | Path, family_name: str, *, details: dict[st
     write_text(folder / "config.json", text + "\n")
 
 
+def _refuse_rewards(config: ArchitectureConfig) -> None:
+    if any(head.kind == "reward" for head in getattr(config, "heads", ())):
+        raise ValueError("a reward model cannot be exported; use it with heedful predict or heedful serve")
+
+
 def family_for(model: Model) -> str:
     """The family that can represent a model."""
+    _refuse_rewards(model.config)
     if any(getattr(head, "crf", False) for head in getattr(model.config, "heads", ())):
         raise ValueError("no family of Hugging Face has a CRF; train with task.crf=false to export a tagger")
     reasons = []

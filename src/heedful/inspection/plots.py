@@ -86,25 +86,44 @@ def draw_visibility(found: list[Picture], out: Path) -> Path:
 
 
 def draw_training(folder: Path) -> Path:
-    """training.png in a model folder: loss, scores and learning rate over the steps."""
+    """training.png in a model folder: loss, scores and learning rate over the steps; and a curve for each figure that
+    the task has logged, such as reward and KL."""
     lines = read_metrics(folder)
     steps = [line for line in lines if "loss" in line]
     valid = [line for line in lines if "valid" in line]
-    scores = [name for name in (valid[0]["valid"] if valid else ()) if name not in ("loss", "bits_per_byte", "exact")]
-    figure, (loss, score, rate) = pyplot.subplots(3, 1, figsize=(8, 9), sharex=True, constrained_layout=True)
+    figures = list(dict.fromkeys(name for line in steps for name in line.get("figures", ())))
+    held = valid[0]["valid"] if valid else {}
+    own = [*figures, *(name for name in held if min(line["valid"].get(name, 0) for line in valid) < 0)]
+    scores = [name for name in held if name not in ("loss", "bits_per_byte", "exact", *own)]
+    columns = 2 if figures else 1
+    rows = -(-(3 + len(figures)) // columns)
+    figure, panels = pyplot.subplots(
+        rows, columns, figsize=(8 * columns, 3 * rows), sharex=True, constrained_layout=True, squeeze=False
+    )
+    loss, score, rate, *others = panels.flat
     plain = [line.get("nll", line["loss"]) for line in steps]
     _line(loss, steps, plain, "training, single steps", alpha=0.25)
     _line(loss, steps, _smoothed(plain), "training, running mean (with dropout)")
     _line(loss, valid, [line["valid"]["loss"] for line in valid], "validation", marker="o")
-    loss.set_ylabel("-log p per token (nats)")
+    loss.set_ylabel("loss" if figures else "-log p per token (nats)")
     for name in scores:
         _line(score, valid, [line["valid"][name] for line in valid], name, marker="o")
     score.set_ylabel("score on the validation set")
     score.set_ylim(0, 100)
     _line(rate, steps, [line["learning_rate"] for line in steps], "learning rate")
     rate.set_ylabel("learning rate")
-    rate.set_xlabel("step")
-    for axes in (loss, score, rate):
+    for axes, name in zip(others, figures, strict=False):
+        with_figures = [line for line in steps if name in line.get("figures", ())]
+        values = [line["figures"][name] for line in with_figures]
+        _line(axes, with_figures, values, "training, single steps", alpha=0.25)
+        _line(axes, with_figures, _smoothed(values), "training, running mean")
+        _line(axes, valid, [line["valid"][name] for line in valid if name in line["valid"]], "validation", marker="o")
+        axes.set_ylabel(name.replace("_", " "))
+    for axes in panels[-1]:
+        axes.set_xlabel("step")
+    for axes in others[len(figures) :]:
+        axes.axis("off")
+    for axes in (loss, score, rate, *others[: len(figures)]):
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[1]:
             axes.legend()

@@ -203,6 +203,29 @@ class Token(nn.Module):
         return self.output(self.dropout(states))
 
 
+class ScalarConfig(Config):
+    """A number for each token, from all that its state has seen: the reward of a text that ends there."""
+
+    kind: Literal["reward"] = "reward"
+
+    def build(self, *, width: int) -> "Scalar":
+        return Scalar(width)
+
+    def parameters(self, *, width: int) -> int:
+        return linear_parameters(width, 1, bias=True)
+
+
+class Scalar(nn.Module):
+    """... width -> ...: w h + b"""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.output = Linear(width, 1)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.output(states)[..., 0]
+
+
 HeadConfig = Annotated[
     MaskedLmConfig | PoolerConfig | SequenceConfig | TokenConfig,
     Field(discriminator="kind"),

@@ -251,9 +251,9 @@ class Models:
         config = read_config(folder)
         task = parse(TaskConfig, config.get("task") or "translation")
         converses = task.kind in CONVERSATIONS
-        generates = issubclass(task.trains, SequenceToSequence | LanguageModel) or converses
+        generates = issubclass(task.trains, SequenceToSequence | LanguageModel) or converses or task.writes
         options: dict[str, Any] = {"streams": 1} if generates else {}  # the engine has its own streams
-        if self.settings.quantize and not (issubclass(task.trains, LanguageModel) or converses):
+        if self.settings.quantize and not (issubclass(task.trains, LanguageModel) or converses or task.writes):
             options["quantize"] = self.settings.quantize
         if self.adapters and not generates:
             raise ValueError(f"{folder} does not write texts: its adapters are merged when they are opened; name their "

@@ -50,6 +50,7 @@ class Predictor:
         texts = tuple(column.name for column in task.columns if column.is_text)
         # A model of sentence vectors is trained on several texts per row, but reads them one by one.
         self.inputs = ("text",) if self.embeds or not texts else texts
+        self.inputs = getattr(use, "inputs", self.inputs)  # a reward model compares answers, but reads one
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -2,7 +2,7 @@
 the name in a recipe.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -38,7 +38,8 @@ class Settings:
     """What a task gets from the recipe besides its own keys. `language`: the code of the target language; `cost`: of a
     token in a text of so many, for batches of about equal cost; `max_length`: the tokens of a window that a model reads
     at once; `context`: the sentences before that it sees; `layout`: where language tokens go; `model`: what is trained,
-    fitted to the data."""
+    fitted to the data; `start_from`: the model that training starts from, if any, `base`: the digest of its weights,
+    and `reference`: what loads it again."""
 
     label_smoothing: float = 0.0
     bpe_dropout: float = 0.0
@@ -48,6 +49,9 @@ class Settings:
     context: int = 0
     layout: Layout = ""
     model: ArchitectureConfig | None = None
+    start_from: str = ""
+    base: str = ""
+    reference: Callable[[], Model] | None = None
 
 
 class Batch(Protocol):
@@ -87,7 +91,8 @@ class Processes(Protocol):
 class Task(Protocol):
     """The contract. A batch is identified by its row numbers, so that it can be distributed, skipped and reproduced
     without being built. A task may have `notes`: messages to show before training starts; and
-    `begin(model)`: what it does to a new model, before its first step."""
+    `begin(model)`: what it does to a new model, before its first step; `equip(model)`: adds what only training needs,
+    before each start and resumption: see `Model.aside`."""
 
     def epoch(self, number: int, *, budget: int, seed: int) -> Iterator[np.ndarray]:
         """The batches of an epoch, as row numbers; a function of its arguments alone."""
@@ -137,6 +142,7 @@ class TaskConfig(PartConfig):
     labelled     whether rows are examples that people labelled, of which none may be lost: a row that cannot be used is
                  an error, and texts longer than data.max_length are kept whole, since the task reads them in windows
     mixes        whether it can be trained on several corpora: see `Prepared.parts`
+    writes       whether its models are of either kind that writes word by word: sequence-to-sequence or language models
     translates   whether it gives a Translator that is scored on pairs: `evaluate` and `compare` do that themselves
     sizes        the recipes that `--budget` chooses a model from; none = the recipe's own model
     note         what the model card says about the scores
@@ -151,6 +157,7 @@ class TaskConfig(PartConfig):
     in_context: ClassVar[bool] = False
     labelled: ClassVar[bool] = False
     mixes: ClassVar[bool] = False
+    writes: ClassVar[bool] = False
     translates: ClassVar[bool] = False
     sizes: ClassVar[tuple[str, ...]] = ()
     note: ClassVar[str] = ""
@@ -178,6 +185,17 @@ class TaskConfig(PartConfig):
     @property
     def tokenizers_from(self) -> str:
         """The folder of a model whose tokenizers must be used, if there is one."""
+        return ""
+
+    @property
+    def models(self) -> Mapping[str, str]:
+        """The folders of other models that training uses, by the key that names each: {"task.reward": "runs/polite"}.
+        If their weights change, it is another training."""
+        return {}
+
+    @property
+    def needs_start(self) -> str:
+        """Why training must start from a model; empty: it need not."""
         return ""
 
     def positions(self, longest: int) -> dict[str, int]:

@@ -4,7 +4,7 @@ longer than the model, so that no word goes unread.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from heedful.tasks import Processes
 from heedful.text.tokenizer import Frame, Tokenizer
 
 SPECIALS = ("<mask>", "<cls>", "<sep>")
+T = TypeVar("T")
 OVERLAP = 4  # a fourth of a window's room is shared with the next one
 
 
@@ -164,11 +165,9 @@ def by_length(sizes: Sequence[int], budget: int) -> Iterator[list[int]]:
         yield batch
 
 
-def in_batches(
-    sizes: Sequence[int], run: Callable[[list[int]], Sequence[object]], *, budget: int = 2048
-) -> list[object]:
+def in_batches(sizes: Sequence[int], run: Callable[[list[int]], Sequence[T]], *, budget: int = 2048) -> list[T]:
     """`run` on batches of similar length; its results in the original order."""
-    found: list[object] = [None] * len(sizes)
+    found: list[Any] = [None] * len(sizes)
     for batch in by_length(sizes, budget):
         for index, result in zip(batch, run(batch), strict=True):
             found[index] = result

@@ -33,6 +33,7 @@ class DialogueConfig(TaskConfig):
         "distinct2": "higher",
     }  # fmt: skip
     specials: ClassVar[tuple[str, ...]] = CHAT_TOKENS
+    writes: ClassVar[bool] = True
     note: ClassVar[str] = (
         f"BLEU and distinct-n are those of greedy replies to at most {SCORED} histories, to monitor training; "
         "`heedful evaluate` gives the figures to report."

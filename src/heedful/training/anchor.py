@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from heedful.bases import digest_of
 from heedful.data.corpora import part_names
 from heedful.data.prepare import Prepared
 from heedful.files import in_place
@@ -17,7 +18,6 @@ from heedful.tasks import Task
 from heedful.training.journal import Journal
 from heedful.training.parallel import World
 from heedful.training.recipe import Recipe
-from heedful.training.start import digest_of
 
 FISHER = "fisher.safetensors"
 ROWS = 1000  # of old data, from which it is estimated

@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,13 @@ class Journal:
             for name, value in _flat(numbers) if self._board else ():
                 self._board.add_scalar(name, value, step)
 
-    def step(self, step: int, *, best: str, **numbers: float) -> None:
-        """Log a step: numbers to the file, a line to the terminal."""
-        self.write(step, **numbers)
+    def step(self, step: int, *, best: str, figures: Mapping[str, float] | None = None, **numbers: float) -> None:
+        """Log a step: numbers to the file, a line to the terminal. `figures`: what the task has measured."""
+        self.write(step, **numbers, **({"figures": dict(figures)} if figures else {}))
         if not self.speaks:
             return
         terms = [f"{name.removeprefix('loss_')} {value:.3f}" for name, value in numbers.items() if "loss_" in name]
+        terms = [f"{name} {value:.3f}" for name, value in (figures or {}).items()] or terms
         nll = numbers.get("nll", numbers["loss"])
         name = "smoothed loss" if "nll" in numbers else "loss"
         detail = ", ".join(terms) if terms else f"perplexity {math.exp(min(20.0, nll)):.2f}"

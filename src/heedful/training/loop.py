@@ -78,8 +78,13 @@ class Trainer:
         self.world, self.journal, self.folder, self.anchor = world, journal, folder, anchor
         if recipe.task.gathers:
             task.world = world  # type: ignore[attr-defined]
+        if hasattr(task, "equip"):
+            task.equip(self.model)
+            self.model.to(world.device)
         self.progress = Progress()
         self.states: dict[int, State] = {}  # what the task carries from step to step, per micro-batch
+        if only is not None:  # and what only training needs
+            only = {*only, *(name for name in state_of(self.model) if name.partition(".")[0] in self.model.aside)}
         self.base = frozenset() if only is None else frozenset(state_of(self.model)) - frozenset(only)
         self.frozen = freeze(self.model, self.config.freeze) if only is None else self.base
         self.precision = Precision(self.config.precision, world.device)
@@ -228,9 +233,10 @@ class Trainer:
             group["lr"] = rate
         sums, plain = dict.fromkeys(counts, 0.0), 0.0
         plains: dict[str, Tensor] = {}
+        seen: dict[str, list[float]] = {}  # name -> total, count
         for number, batch in enumerate(parts):
             with self._sync_only(number == len(parts) - 1), self.precision.compute():
-                totals, plains, state = self.module(batch.to(self.world.device), self.states.get(number, {}))
+                totals, plains, figures, state = self.module(batch.to(self.world.device), self.states.get(number, {}))
                 # Sum over the whole step, divide once. DDP averages over processes: undo that.
                 share = self.world.size if mine else 0
                 loss = sum(total * (share / (counts[name] or 1)) for name, total in totals.items())
@@ -240,6 +246,9 @@ class Trainer:
             for name, total in totals.items():
                 sums[name] += float(total.detach()) if mine else 0.0
             plain += sum(map(float, plains.values())) if mine else 0.0
+            for name, (total, count) in figures.items():
+                before = seen.setdefault(name, [0.0, 0.0])
+                seen[name] = [before[0] + float(total) * mine, before[1] + count * mine]
         terms = {name: self.world.total(value) / (counts[name] or 1) for name, value in sums.items()}
         loss_per_count = sum(terms.values())
         norm = self._apply(loss_per_count)
@@ -250,9 +259,11 @@ class Trainer:
             best = f"best {config.metric} {progress.best:.3f}" if progress.best is not None else ""
             # A collective call: all processes make it, including those without rows, whose sum is 0.
             smoothed = {"nll": self.world.total(plain) / max(1, count)} if plains else {}
+            shown = {name: self.world.total(total) / (self.world.total(of) or 1) for name, (total, of) in seen.items()}
             self.journal.step(
                 progress.step,
                 best=best,
+                figures=shown,
                 loss=loss_per_count,
                 **smoothed,
                 **({f"loss_{name}": value for name, value in terms.items()} if len(terms) > 1 else {}),
@@ -328,10 +339,13 @@ class Trainer:
         return ended
 
     def keep_best(self) -> None:
-        """Save the current result as the folder's model, including frozen weights, but not an adapter's base."""
+        """Save the current result as the folder's model, including frozen weights, but not an adapter's base, nor what
+        only training needs."""
         if self.world.leads:
-            weights = {name: tensor for name, tensor in state_of(self.model).items() if name not in self.base}
-            save_weights(self.folder, {**weights, **self.ema})
+            weights = {**state_of(self.model), **self.ema}
+            aside = self.model.aside
+            kept = {name for name in weights if name not in self.base and name.partition(".")[0] not in aside}
+            save_weights(self.folder, {name: one for name, one in weights.items() if name in kept})
 
     def _own_states(self, checkpoint: Checkpoint) -> dict[int, State]:
         """The task's state in the checkpoint, for this process."""

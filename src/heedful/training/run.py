@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,15 @@ from heedful.adapters import AdapterConfig, install
 from heedful.bases import Base, digest_of
 from heedful.bounded import read_object, read_yaml
 from heedful.checkpoint import average, newest, regular, set_aside
-from heedful.data import dialogues
+from heedful.data import dialogues, preferences
 from heedful.data.check import Report
-from heedful.data.columns import has_answers, has_messages
+from heedful.data.columns import has_answers, has_messages, has_prompts
 from heedful.data.inputs import Inputs, look_over
 from heedful.data.mixture import Mixture, prepare_mixture
 from heedful.data.prepare import Prepared, load_tokenizers, prepare, save_tokenizers
 from heedful.data.squad import as_jsonl
 from heedful.files import locked, write_text
-from heedful.model.architecture import Model
+from heedful.model.architecture import ArchitectureConfig, Model
 from heedful.model.create import create
 from heedful.tasks import Settings, Task
 from heedful.text.tokenizer import BREAK, Tokenizer
@@ -88,15 +89,22 @@ def _run(
     known = _earlier(out)
     if isinstance(inputs, Inputs):
         inputs = replace(inputs, documents=recipe.data.context > 0)
-    asked = {"recipe": recipe.model_dump(mode="json"), "budget": str(budget), "data": inputs.digests(cache)}
+    asked: dict[str, Any] = {
+        "recipe": recipe.model_dump(mode="json"),
+        "budget": str(budget),
+        "data": inputs.digests(cache),
+    }
     for name, key, origin in (
         ("start", "start_from", recipe.start_from),
         ("teacher", "task.teacher", recipe.task.tokenizers_from),
+        *((key, key, folder) for key, folder in recipe.task.models.items()),
     ):
         if origin and not Path(origin).exists():
             raise ValueError(f"{key}: there is no folder {origin}")
         if origin:
             asked[name] = digest_of(Path(origin))
+    if recipe.task.needs_start and not recipe.start_from:
+        raise ValueError(f"task {recipe.task.kind} {recipe.task.needs_start}; name one: --start-from MODEL")
     if recipe.start_from and (layout := layout_of(Path(recipe.start_from))) and layout != recipe.data.layout:
         raise ValueError(
             f"start_from: this model knows languages by their tokens (data.language_tokens={layout}); list your "
@@ -138,6 +146,9 @@ def _run(
         context=recipe.data.context,
         layout=recipe.data.layout,
         model=model,
+        start_from=recipe.start_from,
+        base=asked.get("start", ""),
+        reference=partial(_reference, recipe, model, world) if recipe.start_from else None,
     )
     task = recipe.task.build(prepared, settings)
     for note in getattr(task, "notes", ()):
@@ -176,7 +187,7 @@ def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: Wor
             journal.say(_counted(recipe.adapter, model))
     anchor = anchor_for(recipe, task, model, prepared, out, world, journal)
     if checkpoint is None and hasattr(task, "begin"):
-        task.begin(model)
+        task.begin(model.to(world.device))
     trainer = Trainer(recipe, task, model, world=world, journal=journal, folder=out, only=only, anchor=anchor)
     if checkpoint is not None:
         trainer.restore(checkpoint)
@@ -196,6 +207,13 @@ def _train(recipe: Recipe, task: Task, prepared: Prepared, out: Path, world: Wor
     numbers = _finish(trainer, recipe, prepared, out)
     world.wait()
     return Result(out, True, numbers)
+
+
+def _reference(recipe: Recipe, config: ArchitectureConfig, world: World) -> Model:
+    """The model that training starts from, to compare with."""
+    found = create(config, scheme=recipe.initialise)
+    take_weights(found, Path(recipe.start_from), lambda message: None)
+    return found.to(world.device).eval().requires_grad_(False)
 
 
 def _counted(adapter: AdapterConfig, model: Model) -> str:
@@ -267,8 +285,10 @@ def _finish(trainer: Trainer, recipe: Recipe, prepared: Prepared, out: Path) -> 
 
 
 def _load_into(trainer: Trainer, out: Path) -> None:
-    """Set the weights to the folder's: all of them, or an adapter's."""
-    load_trained(trainer.model, load_file(out / "model.safetensors"), trainer.base)
+    """Set the weights to the folder's, all of them or an adapter's; parts that only training needs keep theirs."""
+    model = trainer.model
+    aside = {name for name in model.state_dict() if name.partition(".")[0] in model.aside}
+    load_trained(model, load_file(out / "model.safetensors"), trainer.base | aside)
 
 
 def _earlier(out: Path) -> dict[str, Any] | None:
@@ -359,6 +379,9 @@ def _save_test(prepared: Prepared, out: Path, documents: bool) -> None:
         return
     if prepared.has("test") and has_messages(prepared.columns):
         write_text(out / "test.jsonl", "".join(map(dialogues.as_jsonl, prepared.texts("test"))))
+    elif prepared.has("test") and has_prompts(prepared.columns):
+        lines = (preferences.as_jsonl(row, prepared.columns) for row in prepared.texts("test"))
+        write_text(out / "test.jsonl", "".join(lines))
     elif prepared.has("test") and has_answers(prepared.columns):
         write_text(out / "test.jsonl", "".join(map(as_jsonl, prepared.texts("test"))))
     elif prepared.has("test"):

@@ -10,17 +10,19 @@ from heedful.model.architecture import Model
 from heedful.model.stack import Stack
 from heedful.tasks import Batch, State, Task
 
+Figures = dict[str, tuple[Tensor, float]]  # name -> total, count
+
 
 class StepLoss(nn.Module):
     """The loss of a batch as a module, which is what DDP and torch.compile can wrap: weighted totals by term, the
-    totals without label smoothing if it is used, and the state."""
+    totals without label smoothing if it is used, the figures to log (total, count), and the state."""
 
     def __init__(self, model: Model, task: Task) -> None:
         super().__init__()
         self.model, self.task = model, task
         self.unused: list[nn.Parameter] = []
 
-    def forward(self, batch: Batch, state: State) -> tuple[dict[str, Tensor], dict[str, Tensor], State]:
+    def forward(self, batch: Batch, state: State) -> tuple[dict[str, Tensor], dict[str, Tensor], Figures, State]:
         loss = self.task.loss(self.model, batch, state=state)
         found = {name: term.count for name, term in loss.terms.items()}
         if found != dict(batch.counts):
@@ -30,7 +32,8 @@ class StepLoss(nn.Module):
         first = next(iter(totals))
         for parameter in self.unused:
             totals[first] = totals[first] + 0 * parameter.sum()
-        return totals, plains, loss.state
+        figures = {name: (term.total.detach(), term.count) for name, term in loss.figures.items()}
+        return totals, plains, figures, loss.state
 
 
 def tokens_in(batch: Batch) -> int:

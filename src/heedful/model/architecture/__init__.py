@@ -19,12 +19,14 @@ from heedful.model.stack import Cache, Memory, StackConfig, StackShape
 class Model(nn.Module):
     """The base of all architectures. `limit`: the number of positions of its output, or of its input if it generates no
     text; None = unlimited. `vocab`: the size of the output vocabulary; None if it generates no text. `heads_named`: the
-    parts that may be new when training starts from another model."""
+    parts that may be new when training starts from another model. `aside`: parts that only training needs, which are in
+    its checkpoints, but not in the finished folder."""
 
     config: "ArchitectureConfig"
     limit: int | None = None
     vocab: int | None = None
     heads_named: tuple[str, ...] = ("head", "heads")
+    aside: tuple[str, ...] = ()
 
     @property
     def device(self) -> torch.device:

@@ -3,11 +3,11 @@
 from typing import ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful.config import Size
 from heedful.model.architecture import ArchitectureConfig, LanguageModel, Model, checked, stack_limits
-from heedful.model.heads import VocabularyConfig
+from heedful.model.heads import ScalarConfig, VocabularyConfig
 from heedful.model.input.tokens import TokensConfig
 from heedful.model.position.learned import LearnedConfig
 from heedful.model.stack import Cache, StackConfig, StackShape
@@ -15,6 +15,8 @@ from heedful.model.stack.transformer import TransformerConfig
 
 
 class DecoderOnlyConfig(ArchitectureConfig):
+    """`heads`: what is read off the states besides the next word: a reward."""
+
     gives: ClassVar[type[Model]] = LanguageModel
     vocab: Size = 32000
     tie: Literal["all", "none"] = "all"
@@ -23,6 +25,7 @@ class DecoderOnlyConfig(ArchitectureConfig):
         default_factory=lambda: TransformerConfig(placement="pre", position=LearnedConfig())
     )
     head: VocabularyConfig = Field(default_factory=VocabularyConfig)
+    heads: list[ScalarConfig] = Field(default_factory=list, max_length=1)
 
     @model_validator(mode="after")
     def _fits_together(self) -> "DecoderOnlyConfig":
@@ -54,6 +57,7 @@ class DecoderOnlyConfig(ArchitectureConfig):
             "head": self.head.parameters(
                 width=self.width, table_width=self.table_width, vocab=self.vocab, tied=self.tie == "all"
             ),
+            **{f"heads.{head.kind}": head.parameters(width=self.width) for head in self.heads},
         }
 
     def flops(self, length: int) -> dict[str, int]:
@@ -76,6 +80,7 @@ class DecoderOnly(LanguageModel):
         self.head = config.head.build(
             width=config.width, table_width=config.table_width, vocab=config.vocab, tied=config.tie == "all"
         )
+        self.heads = nn.ModuleDict({head.kind: head.build(width=config.width) for head in config.heads})
 
     def decode(
         self,

@@ -10,7 +10,7 @@ from heedful.config import Size
 from heedful.model.architecture import ArchitectureConfig, Model, SequenceToSequence, checked, stack_limits
 from heedful.model.cpu.door import child_plan
 from heedful.model.cpu.plan import EncoderDecoderPlan, HeadPlan, Reason, StackPlan, TablePlan, first_reason
-from heedful.model.heads import VocabularyConfig
+from heedful.model.heads import ScalarConfig, VocabularyConfig
 from heedful.model.input import InputConfig
 from heedful.model.input.tokens import Tokens, TokensConfig
 from heedful.model.stack import Cache, Memory, StackConfig, StackShape
@@ -19,7 +19,8 @@ from heedful.model.stack.transformer import TransformerConfig
 
 class EncoderDecoderConfig(ArchitectureConfig):
     """`vocab` is the target's and, unless `source_vocab` is given, the source's too. `embedding` is the input of the
-    encoder; `target_embedding` the target's embedding table, if it differs (None = like `embedding`).
+    encoder; `target_embedding` the target's embedding table, if it differs (None = like `embedding`). `heads`: what is
+    read off the decoder's states besides the next word: a reward.
 
     tie      the source table is   the target table is   the output matrix is
     all      shared                shared                shared                   (the paper)
@@ -37,6 +38,7 @@ class EncoderDecoderConfig(ArchitectureConfig):
     encoder: SerializeAsAny[StackConfig] = Field(default_factory=TransformerConfig)
     decoder: SerializeAsAny[StackConfig] = Field(default_factory=TransformerConfig)
     head: VocabularyConfig = Field(default_factory=VocabularyConfig)
+    heads: list[ScalarConfig] = Field(default_factory=list, max_length=1)
 
     @model_validator(mode="after")
     def _fits_together(self) -> "EncoderDecoderConfig":
@@ -106,7 +108,7 @@ class EncoderDecoderConfig(ArchitectureConfig):
         counts["head"] = self.head.parameters(
             width=self.width, table_width=self.table.width_in(self.width), vocab=self.vocab, tied=self.ties_output
         )
-        return counts
+        return counts | {f"heads.{head.kind}": head.parameters(width=self.width) for head in self.heads}
 
     def flops(self, length: int) -> dict[str, int]:
         read, _ = self.decoder.reading(self.decoder_shape)
@@ -142,6 +144,7 @@ class EncoderDecoder(SequenceToSequence):
             vocab=config.vocab,
             tied=config.ties_output,
         )
+        self.heads = nn.ModuleDict({head.kind: head.build(width=config.width) for head in config.heads})
 
     def encode(
         self,
@@ -191,6 +194,7 @@ class EncoderDecoder(SequenceToSequence):
             encoder = Reason("causal, or with attention to a source: no kernel yet", "encoder")
         head = child_plan(self, "head", HeadPlan)
         left: list[nn.Module] = [] if head else [self.head]
+        left += [self.heads, *(getattr(self, name) for name in self.aside)]  # decoding needs none of them
         if not (encoder and source_table):
             left += [self.encoder, self.embedding]
         return EncoderDecoderPlan(
