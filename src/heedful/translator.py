@@ -535,7 +535,8 @@ def load(
     if teacher and not at_once:
         raise ValueError(f"{folders[0]} writes word by word and needs no teacher; leave it out")
     config = read_config(folders[0])
-    taught_by = str(teacher or config.get("task", {}).get("teacher", ""))
+    task = config.get("task")
+    taught_by = str(teacher or (task.get("teacher") if isinstance(task, dict) else "") or "")
     data = config.get("data", {})
     recipe = parse(DataConfig, {key: value for key, value in data.items() if key in DataConfig.model_fields})
     cuts = cuts_long(folders[0])
