@@ -275,8 +275,8 @@ class Translator:
         several = f"{len(self.models)} models of " if len(self.models) > 1 else ""
         return f"<Translator: {several}{parameters:,} parameters, vocabulary {self.target.vocab:,}, on {self.device}>"
 
-    def predict(self, texts: Sequence[str]) -> list[dict[str, Any]]:
-        found = self.translate(texts)
+    def predict(self, texts: Sequence[str], *, source: str = "", target: str = "") -> list[dict[str, Any]]:
+        found = self.translate(texts, source=source, target=target)
         return [
             {"text": one.text, "score": one.score, **({"warnings": one.warnings} if one.warnings else {})}
             for one in found

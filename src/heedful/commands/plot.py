@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from heedful.commands.languages import From, To, check_languages
 from heedful.commands.options import Parts
 
 plot = typer.Typer(name="plot", help="Plots, as PNG files.", no_args_is_help=True)
@@ -26,6 +27,8 @@ def attention(
     kind: Annotated[str, typer.Option(help="cross, encoder or decoder.")] = "cross",
     head: Annotated[str, typer.Option(help="Plot only this head: LAYER.HEAD, from 0, or `aligner`.")] = "",
     part: Annotated[int, typer.Option(min=1, help="Which part, if a long text is translated in parts.")] = 1,
+    from_language: From = "",
+    to_language: To = "",
     as_json: Json = False,
     parts: Parts = None,
 ) -> None:
@@ -36,6 +39,8 @@ def attention(
       heedful plot attention runs/my-model "The cat sleeps." --out cat.png
 
       heedful plot attention runs/my-model "The cat sleeps." --head aligner
+
+      heedful plot attention runs/many "The cat sleeps." --from en --to de
     """
     draw = _plots().draw_attention
     from heedful.inspection.attention import look, translated_parts
@@ -52,13 +57,15 @@ def attention(
         if not (layer.isdecimal() and number.isdecimal()):
             raise ValueError(f"head {head!r} is not LAYER.HEAD, such as 0.3, nor `aligner`")
         only = (int(layer), int(number))
-    pieces = translated_parts(translator, text)
+    languages = (from_language, to_language)
+    check_languages(translator.languages, languages)
+    pieces = translated_parts(translator, text, languages)
     if part > len(pieces):
         raise ValueError(f"there is no part {part}; the text was translated in {len(pieces)} parts")
     if len(pieces) > 1:
         print(f"the text was translated in {len(pieces)} parts; this is part {part} (--part)", file=sys.stderr)
     source, found = pieces[part - 1]
-    seen = look(translator, source, found.tokens, fertilities=found.fertilities)
+    seen = look(translator, source, found.tokens, languages=languages, fertilities=found.fertilities)
     _say(draw(seen, out, kind=kind, only=only, title=f"{source}\n{found.text}"), as_json)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from heedful.commands.languages import From, To
 from heedful.commands.options import Parts
 
 
@@ -121,8 +122,8 @@ def inspect(
         int, typer.Option("--num-beams", "--beam-size", "-b", min=1, help="Beam size; 1 = greedy.")
     ] = 4,
     target_prefix: Annotated[str, typer.Option(help="Forced beginning of the translation.")] = "",
-    source: Annotated[str, typer.Option("--from", help="Source language, if the model knows several.")] = "",
-    target: Annotated[str, typer.Option("--to", help="Target language, if the model knows several.")] = "",
+    source: From = "",
+    target: To = "",
     label: Annotated[str, typer.Option(help="The label to explain. Default: the most likely.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the page's data as JSON.")] = False,
     parts: Parts = None,

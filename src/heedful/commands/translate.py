@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.commands.languages import From, To, check_languages
 from heedful.commands.lines import as_line, chunks, progress, reading, refuse_overwriting
 from heedful.commands.options import Parts, generation_options
 
@@ -26,8 +27,8 @@ READ_AHEAD = 512  # lines read before translating; on a terminal, each line is t
 def translate(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="A model folder; several make an ensemble.")],
     source: Annotated[str, typer.Option("--input", "-i", help="File to translate; - = standard input.")] = "-",
-    from_language: Annotated[str, typer.Option("--from", help="Source language, if the model knows several.")] = "",
-    to_language: Annotated[str, typer.Option("--to", help="Target language, if the model knows several.")] = "",
+    from_language: From = "",
+    to_language: To = "",
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - = standard output.")] = "-",
     form: Annotated[
         str,
@@ -108,7 +109,7 @@ def translate(
     documents = _Documents(translator.context)
     known, languages = translator.languages, (from_language, to_language)
     if not reads_json:
-        _say_if_untrained(known, languages)
+        check_languages(known, languages)
 
     def answer(entries: list[dict[str, Any]]) -> "list[Translation]":
         requests = [_request(entry, required or [], banned or [], languages, known) for entry in entries]
@@ -185,13 +186,6 @@ class _Documents:
         ]
         self.follow += sum(len(some) - 1 for some in texts if some) + bool(texts[0] and self._before)
         self._before = [*(self._before if len(texts) == 1 else []), *texts[-1]][-self.context :]
-
-
-def _say_if_untrained(known: "Languages", asked: tuple[str, str]) -> None:
-    """Check the languages before anything is read, and warn of a direction without training (zero-shot)."""
-    direction = known.direction(*asked)
-    if not known.trained(direction) and direction.source:
-        print(f"heedful: {direction} was not trained: this is zero-shot translation", file=sys.stderr)
 
 
 def _request(

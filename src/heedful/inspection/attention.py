@@ -54,10 +54,12 @@ class Attention:
         return weights, rows, self.read if kind == "decoder" else self.source
 
 
-def translated_parts(translator: Translator, text: str) -> list[tuple[str, Translation]]:
+def translated_parts(
+    translator: Translator, text: str, languages: tuple[str, str] = ("", "")
+) -> list[tuple[str, Translation]]:
     """The parts in which a text is translated, each with its own translation; one, unless the text is too long."""
-    parts = translator.parts(text)
-    return list(zip(parts, translator.translate(parts), strict=True))
+    parts, (source, target) = translator.parts(text), languages
+    return list(zip(parts, translator.translate(parts, source=source, target=target), strict=True))
 
 
 @torch.inference_mode()

@@ -1,0 +1,19 @@
+"""The languages that a command asks for, of models that know several."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from heedful.data.languages import Languages
+
+From = Annotated[str, typer.Option("--from", help="Source language, if the model knows several.")]
+To = Annotated[str, typer.Option("--to", help="Target language, if the model knows several.")]
+
+
+def check_languages(known: "Languages", asked: tuple[str, str]) -> None:
+    """Check the languages before anything is read, and warn of a direction without training (zero-shot)."""
+    direction = known.direction(*asked)
+    if not known.trained(direction) and direction.source:
+        print(f"heedful: {direction} was not trained: this is zero-shot translation", file=sys.stderr)
