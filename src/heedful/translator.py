@@ -237,9 +237,7 @@ class Translator:
                 dropped=None if dropped is None else lambda part: dropped(owners[part]),
             )
 
-        written = (
-            self.before.run(run, rows, requests, owners, config) if self.before is not None else run(rows, requests)
-        )
+        written = self.before.run(run, rows, requests, owners) if self.before is not None else run(rows, requests)
         found, first = [], 0
         for reading in readings:
             numbers = range(first, first + len(reading.parts))
