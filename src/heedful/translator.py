@@ -146,14 +146,18 @@ class Translator:
         split: bool | None = None,
         source: str = "",
         target: str = "",
+        length: str = "",
         **options: Any,
     ) -> list[Translation]:
         """`split`: translate sentence by sentence, or not; by default as the model was trained. `source` and `target`:
-        the languages of texts whose requests name none. For the other options see `write`."""
+        the languages, and `length` the length, of texts whose requests name none. For the other options see `write`."""
         requests = [Request(text) if isinstance(text, str) else text for text in texts]
-        requests = [replace(one, source=one.source or source, target=one.target or target) for one in requests]
-        for pair in {(one.source, one.target) for one in requests if one.text.strip()}:
-            self.languages.framing(*pair)  # an unknown language is an error before anything is translated
+        requests = [
+            replace(one, source=one.source or source, target=one.target or target, length=one.length or length)
+            for one in requests
+        ]
+        for asked in {(one.source, one.target, one.length) for one in requests if one.text.strip()}:
+            self.languages.framing(*asked)  # what is unknown is an error before anything is translated
         return self.write(self.read(requests, split=split), config, **options)
 
     def translate_document(
@@ -273,8 +277,10 @@ class Translator:
         several = f"{len(self.models)} models of " if len(self.models) > 1 else ""
         return f"<Translator: {several}{parameters:,} parameters, vocabulary {self.target.vocab:,}, on {self.device}>"
 
-    def predict(self, texts: Sequence[str], *, source: str = "", target: str = "") -> list[dict[str, Any]]:
-        found = self.translate(texts, source=source, target=target)
+    def predict(
+        self, texts: Sequence[str], *, source: str = "", target: str = "", length: str = ""
+    ) -> list[dict[str, Any]]:
+        found = self.translate(texts, source=source, target=target, length=length)
         return [
             {"text": one.text, "score": one.score, **({"warnings": one.warnings} if one.warnings else {})}
             for one in found

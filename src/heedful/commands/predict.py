@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.commands.languages import From, To, check_languages
+from heedful.commands.languages import From, Length, To, check_languages
 from heedful.commands.lines import as_line, reading, refuse_overwriting
 from heedful.commands.options import Parts
 
@@ -29,6 +29,7 @@ def predict(
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - = standard output.")] = "-",
     from_language: From = "",
     to_language: To = "",
+    length: Length = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSONL with all details.")] = False,
     parts: Parts = None,
 ) -> None:
@@ -51,7 +52,7 @@ def predict(
         refuse_overwriting(source, output)
     with nullcontext(iter(text)) if text else reading(source) as lines:
         use = heedful.load(model)
-        answers = _answers(_predictor(use, from_language, to_language), use, lines, as_json)
+        answers = _answers(_predictor(use, from_language, to_language, length), use, lines, as_json)
         if output == "-":
             for line in answers:
                 sys.stdout.write(line)
@@ -60,15 +61,17 @@ def predict(
             file.writelines(answers)
 
 
-def _predictor(use: "Use", source: str, target: str) -> Predict:
-    """How it predicts: for translators, between these languages."""
+def _predictor(use: "Use", source: str, target: str, length: str) -> Predict:
+    """How it predicts: for translators, between these languages, and of this length."""
     from heedful.translator import Translator
 
     if isinstance(use, Translator):
-        check_languages(use.languages, (source, target))
-        return partial(use.predict, source=source, target=target)
+        check_languages(use.languages, (source, target), length)
+        return partial(use.predict, source=source, target=target, length=length)
     if source or target:
         raise ValueError("languages are for translators; leave them out")
+    if length:
+        raise ValueError("--length is for summarisers; leave it out")
     return use.predict
 
 

@@ -67,9 +67,10 @@ class FromSource:
                 one.refresh()
 
     def start(self, jobs: Sequence[Job], config: GenerationConfig) -> Start:
-        framings = [self.languages.framing(job.request.source, job.request.target) for job in jobs]
-        before = self.written_before([job.request for job in jobs])
-        own = self.target.encode([job.request.prefix for job in jobs])
+        asked = [job.request for job in jobs]
+        framings = [self.languages.framing(one.source, one.target, one.length) for one in asked]
+        before = self.written_before(asked)
+        own = self.target.encode([one.prefix for one in asked])
         prefixes = [[*framing.forced, *prefix] for framing, prefix in zip(framings, own, strict=True)]
         required = [self._required(job.request.required) for job in jobs]
         limits = self._limits(jobs, len(before[0]), prefixes, required, config)

@@ -33,7 +33,8 @@ Heard = Callable[[int, int, int, Tensor], bool]
 class Request:
     """An input text, what its output must begin with, and phrases that the output must and must not contain.
     `context`: the sentences before it and their translations, for models that read them. `source` and `target`: its
-    languages, for models that know several."""
+    languages, for models that know several. `length`: short, medium, long or a number, for models with length tokens.
+    """
 
     text: str
     prefix: str = ""
@@ -42,6 +43,7 @@ class Request:
     context: Sequence[tuple[str, str]] = ()
     source: str = ""
     target: str = ""
+    length: str = ""
 
     def __post_init__(self) -> None:
         for phrase in self.required:
