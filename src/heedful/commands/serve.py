@@ -115,8 +115,8 @@ def _bound(config: Any) -> Any:
 
 
 def inspect(
-    model: Annotated[Path, typer.Argument(help="Folder of a translator, a classifier or a regressor.")],
-    text: Annotated[str, typer.Argument(help="The text to translate or to read; two are separated by a tab.")],
+    model: Annotated[Path, typer.Argument(help="Folder of a translator, chatter, classifier or regressor.")],
+    text: Annotated[str, typer.Argument(help="The text to translate, answer or read; several are separated by tabs.")],
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("inspect.html"),
     num_beams: Annotated[
         int, typer.Option("--num-beams", "--beam-size", "-b", min=1, help="Beam size; 1 = greedy.")
