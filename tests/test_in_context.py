@@ -128,6 +128,15 @@ def test_what_stands_before_is_read_in_one_pass_with_the_output_of_a_step_for_ea
     assert slow.token_log_probs == pytest.approx(quick.token_log_probs, abs=1e-5)
 
 
+def test_with_int8_weights_what_stands_before_is_read_too(place):
+    found = load(place / "model", streams=1, quantize="int8")
+    (one,) = found.translate_document(["It is old."], num_beams=1, context=BEFORE)
+    found.starter.quick = [None]
+    (other,) = found.translate_document(["It is old."], num_beams=1, context=BEFORE)
+    assert one.tokens == other.tokens
+    assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
+
+
 def test_rules_are_for_the_sentence_and_not_for_what_stands_before_it(model):
     text = "It is old."
     for options in ({"no_repeat_ngram_size": 1}, {"repetition_penalty": 2.0}, {"min_new_tokens": 7}, {}):

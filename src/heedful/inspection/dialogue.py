@@ -39,7 +39,12 @@ def look(chatter: Chatter, text: str) -> Seen:
     roles = ("user", "assistant")
     talk = [{"role": roles[place % 2], "content": part} for place, part in enumerate(text.split("\t"))]
     pieces: list[Piece] = []
-    found = chatter.reply(talk, LIKELY, lambda _, piece: pieces.append(piece) is None)
+
+    def heard(row: int, piece: Piece) -> bool:
+        pieces.append(piece)
+        return True
+
+    found = chatter.reply(talk, LIKELY, heard)
     prompt = chatter.prompt(talk, LIKELY)
     written = [one for one in pieces if one.token != chatter.tokenizer.eos]
     tokens = [one.token for one in written]
