@@ -6,9 +6,8 @@
 
 The base learns English to French from sentences of Tatoeba (../shared/data/multi-en-xx); the domain is the manual of
 Python (../shared/data/pydocs-en-fr). Every method trains for as many steps on the same pairs, with the learning rate
-that suits it (RATES; found by trying three each on other pairs). BLEU is that of 500 test sentences of the domain, and of
-500 of the base's: what is forgotten. `size` is that of the weights in the folder; memory and time are those of the
-training. Then 50 adapters of one base in one server: memory, and sentences per second in batches of mixed adapters,
+that suits it (RATES). BLEU is that of 500 test sentences of the domain, and of 500 of the base's: what is forgotten.
+`size` is that of the weights in the folder; memory and time are those of the training. Then 50 adapters of one base in one server: memory, and sentences per second in batches of mixed adapters,
 beside the base alone.
 
 If interrupted, the same command resumes.
@@ -59,8 +58,8 @@ def main() -> None:
     base = options.out / "base"
     if not (base / "README.md").exists():
         train(DATA / "multi-en-xx" / "en-fr.train.tsv.gz", base, options.base_steps)
-    tests = {name: rows(file, options.test) for name, file in (
-        ("domain", DATA / "pydocs-en-fr" / "test.tsv.gz"), ("base", DATA / "multi-en-xx" / "en-fr.test.tsv"))}  # fmt: skip
+    files = {"domain": DATA / "pydocs-en-fr" / "test.tsv.gz", "base": DATA / "multi-en-xx" / "en-fr.test.tsv"}
+    tests = {name: rows(file, options.test) for name, file in files.items()}
     print("| pairs | trained | parameters | BLEU, domain | BLEU, base's | seconds | MiB | size, KiB |")
     print("|---:|---|---:|---:|---:|---:|---:|---:|", flush=True)
     print(row(0, "nothing", base, tests, None), flush=True)
@@ -77,8 +76,7 @@ def main() -> None:
 
 def rows(file: Path, count: int) -> list[tuple[str, str]]:
     """The first pairs of a file that are neither empty nor very long."""
-    opened = gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8")
-    with opened as lines:
+    with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
         found = [tuple(line.rstrip("\n").split("\t")[:2]) for line in lines]
     return [(s, t) for s, t in found if s.strip() and t.strip() and len(s) < 300][:count]
 

@@ -12,8 +12,10 @@ from heedful.commands.main import main
 from heedful.data.inputs import Inputs
 from heedful.data.prepare import load_tokenizers, prepare
 from heedful.decoding.runner import Request
+from heedful.decoding.stepper import ModuleSteps
 from heedful.files import write_text
 from heedful.mini.corpus import write
+from heedful.model.cpu.decoding import KernelSteps
 from heedful.tasks import Settings
 from heedful.tasks.translation import TranslationConfig
 from heedful.text.tokenizer import BREAK
@@ -96,6 +98,58 @@ def test_a_document_does_not_depend_on_others_nor_on_batches(model, options):
             assert [one.tokens for one in again] == [one.tokens for one in found]
             scores = np.array([[one.score for one in some] for some in (again, found)])
             assert np.allclose(*scores, atol=1e-4)
+
+
+BEFORE = [("The queen sells the house.", "Die Königin verkauft das Haus."), ("A cat.", "Eine Katze.")]
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_what_stands_before_is_read_in_one_pass_with_the_output_of_a_step_for_each_token(
+    model, monkeypatch, beams, kernels
+):
+    found = Translator(model.models, [model.source, model.target], limit=1 << 20, context=CONTEXT)
+    if not kernels:
+        found.starter.quick = [None]
+    elif found.starter.quick == [None]:
+        pytest.skip("no kernels here")
+    passes = []
+    for kind in (ModuleSteps, KernelSteps):
+        whole, step = kind.read, kind.advance
+        monkeypatch.setattr(kind, "read", lambda self, tokens, whole=whole: passes.append(tokens.shape[1]) or whole(
+            self, tokens))  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "read", lambda self, tokens, step=step: [step(self, one) for one in tokens.T])
+            slow = found.translate(Request("It is old.", context=BEFORE), num_beams=beams, num_return_sequences=beams)
+    quick = found.translate(Request("It is old.", context=BEFORE), num_beams=beams, num_return_sequences=beams)
+    (given,) = found.before.starter.written_before([Request("", context=BEFORE)])
+    assert passes[-1] == len(given) and slow.tokens == quick.tokens
+    assert [one.tokens for one in slow.alternatives] == [one.tokens for one in quick.alternatives]
+    assert slow.token_log_probs == pytest.approx(quick.token_log_probs, abs=1e-5)
+
+
+def test_with_int8_weights_what_stands_before_is_read_too(place):
+    found = load(place / "model", streams=1, quantize="int8")
+    (one,) = found.translate_document(["It is old."], num_beams=1, context=BEFORE)
+    found.starter.quick = [None]
+    (other,) = found.translate_document(["It is old."], num_beams=1, context=BEFORE)
+    assert one.tokens == other.tokens
+    assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
+
+
+def test_rules_are_for_the_sentence_and_not_for_what_stands_before_it(model):
+    text = "It is old."
+    for options in ({"no_repeat_ngram_size": 1}, {"repetition_penalty": 2.0}, {"min_new_tokens": 7}, {}):
+        one = model.translate(Request(text, context=BEFORE), num_beams=1, max_new_tokens=12, **options)
+        if "no_repeat_ngram_size" in options:
+            assert len(set(one.tokens)) == len(one.tokens)
+        assert len(one.tokens) >= options.get("min_new_tokens", 0)
+    stopped = model.translate(Request(text, context=BEFORE), num_beams=1, max_new_tokens=12, stop_strings=["Haus"])
+    assert stopped.tokens == one.tokens and "Haus" not in one.text  # which stands in the context
+    required = model.translate(Request(text, required=["alt"], context=BEFORE), num_beams=4)
+    assert "alt" in required.text
+    forced = model.translate(Request(text, "Das", context=BEFORE), num_beams=2)
+    assert forced.text.startswith("Das")
 
 
 def test_scores_and_tokens_are_those_of_the_sentence_alone(model):
@@ -254,11 +308,6 @@ def test_what_does_not_go_together_is_refused(place, model, monkeypatch, capsys)
     said = refused(monkeypatch, capsys, "translate", place / "model", "-i", plain, "--mbr", 2)
     assert "--mbr chooses for each line by itself" in said
     before = [("A cat.", "Eine Katze.")]
-    for options in ({"no_repeat_ngram_size": 2}, {"stop_strings": ["x"]}, {"min_new_tokens": 2}):
-        with pytest.raises(ValueError, match=f"{next(iter(options))} cannot be used with sentences before"):
-            model.translate_document(["It is old."], context=before, **options)
-    with pytest.raises(ValueError, match="required phrases cannot be used with sentences before"):
-        model.translate(Request("It is old.", required=["alt"], context=before))
     single = Translator(model.models, [model.source, model.target])
     with pytest.raises(ValueError, match=r"this model reads single sentences; leave out the context, or train with"):
         single.translate(Request("It is old.", context=before))

@@ -135,7 +135,8 @@ def inspect(
 ) -> "dict[str, Any]":
     """Translate a text and look inside: tokens, the attention of every head, the candidates of every step. `source` and
     `target`: the languages, for a model that knows several. With a classifier or regressor (two texts are separated by
-    a tab), which words decided: `label` is the one to explain, by default the most likely. `out`: also write the
+    a tab), which words decided: `label` is the one to explain, by default the most likely. With a model of dialogues
+    (messages are separated by tabs), its reply. `out`: also write the
     self-contained HTML page of `heedful inspect`.
 
     >>> seen = heedful.inspect("runs/my-model", "a b", out="ab.html")
@@ -144,9 +145,10 @@ def inspect(
     """
     from pathlib import Path
 
+    from heedful.chatter import Chatter
     from heedful.decoding.runner import Request
     from heedful.files import write_text
-    from heedful.inspection import details, reading
+    from heedful.inspection import details, dialogue, reading
     from heedful.translator import Translator
 
     loaded = load(model) if isinstance(model, str | Path) else model
@@ -156,12 +158,16 @@ def inspect(
         if source or target:
             raise ValueError("languages are for translators; leave them out")
         data = reading.inspect(loaded, text, label=label)
+    elif isinstance(loaded, Chatter):
+        if source or target or target_prefix or label:
+            raise ValueError("languages, target_prefix and label are not for dialogues; leave them out")
+        data = dialogue.inspect(loaded, text)
     elif isinstance(loaded, Translator):
         if label:
             raise ValueError("label is for classifiers; leave it out")
         data = details.inspect(loaded, Request(text, target_prefix, source=source, target=target), num_beams=num_beams)
     else:
-        raise ValueError(f"{model} holds a {type(loaded).__name__}, not a Translator, Classifier or Regressor")
+        raise ValueError(f"{model} holds a {type(loaded).__name__}, not a Translator, Chatter, Classifier or Regressor")
     if out is not None:
         from heedful.serving.page import one_file
 

@@ -153,14 +153,18 @@ class Translator:
         split: bool | None = None,
         source: str = "",
         target: str = "",
+        length: str = "",
         **options: Any,
     ) -> list[Translation]:
         """`split`: translate sentence by sentence, or not; by default as the model was trained. `source` and `target`:
-        the languages of texts whose requests name none. For the other options see `write`."""
+        the languages, and `length` the length, of texts whose requests name none. For the other options see `write`."""
         requests = [Request(text) if isinstance(text, str) else text for text in texts]
-        requests = [replace(one, source=one.source or source, target=one.target or target) for one in requests]
-        for pair in {(one.source, one.target) for one in requests if one.text.strip()}:
-            self.languages.framing(*pair)  # an unknown language is an error before anything is translated
+        requests = [
+            replace(one, source=one.source or source, target=one.target or target, length=one.length or length)
+            for one in requests
+        ]
+        for asked in {(one.source, one.target, one.length) for one in requests if one.text.strip()}:
+            self.languages.framing(*asked)  # what is unknown is an error before anything is translated
         return self.write(self.read(requests, split=split), config, **options)
 
     def translate_document(
@@ -244,9 +248,7 @@ class Translator:
                 dropped=None if dropped is None else lambda part: dropped(owners[part]),
             )
 
-        written = (
-            self.before.run(run, rows, requests, owners, config) if self.before is not None else run(rows, requests)
-        )
+        written = self.before.run(run, rows, requests, owners) if self.before is not None else run(rows, requests)
         found, first = [], 0
         for reading in readings:
             numbers = range(first, first + len(reading.parts))
@@ -284,8 +286,10 @@ class Translator:
         several = f"{len(self.models)} models of " if len(self.models) > 1 else ""
         return f"<Translator: {several}{parameters:,} parameters, vocabulary {self.target.vocab:,}, on {self.device}>"
 
-    def predict(self, texts: Sequence[str]) -> list[dict[str, Any]]:
-        found = self.translate(texts)
+    def predict(
+        self, texts: Sequence[str], *, source: str = "", target: str = "", length: str = ""
+    ) -> list[dict[str, Any]]:
+        found = self.translate(texts, source=source, target=target, length=length)
         return [
             {"text": one.text, "score": one.score, **({"warnings": one.warnings} if one.warnings else {})}
             for one in found
@@ -548,7 +552,8 @@ def load(
     if teacher and not at_once:
         raise ValueError(f"{folders[0]} writes word by word and needs no teacher; leave it out")
     config = read_config(folders[0])
-    taught_by = str(teacher or config.get("task", {}).get("teacher", ""))
+    task = config.get("task")
+    taught_by = str(teacher or (task.get("teacher") if isinstance(task, dict) else "") or "")
     data = config.get("data", {})
     recipe = parse(DataConfig, {key: value for key, value in data.items() if key in DataConfig.model_fields})
     cuts = cuts_long(folders[0])

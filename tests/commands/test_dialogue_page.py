@@ -22,7 +22,7 @@ def files(place):
     def text(count):
         return " ".join(chance.choices(WORDS, k=count)).capitalize() + "."
 
-    papers = [{"source": [text(7), text(5), text(4)], "target": [text(5)]} for _ in range(40)]
+    papers = [{"source": [text(7), text(5), text(4)], "target": [text(3 + number % 5)]} for number in range(40)]
     talks = [
         {"turns": [{"speaker": ("user", "system")[turn % 2], "text": text(3)} for turn in range(4)]} for _ in range(40)
     ]

@@ -9,6 +9,7 @@ import heedful
 from heedful.checkpoint import load_model
 from heedful.commands.exchange import export_model, import_model
 from heedful.config import kinds
+from heedful.translator import Translator
 from tests.exchange import folders
 
 
@@ -85,3 +86,56 @@ def test_a_model_without_its_task_is_refused(tmp_path):
     else:
         with pytest.raises(ValueError, match="is a model for masked_lm, a task that this version does not have"):
             import_model(tmp_path / "bert", tmp_path / "ours")
+
+
+def multilingual(folder, kind="MBart"):
+    """A tiny mBART folder whose tokenizer knows three languages; transformers' model of it."""
+    codes = ["en_XX", "de_DE", "ro_RO"]
+    theirs = folders.published(folder, "mbart", languages=codes)
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": f"{kind}Tokenizer",
+        "added_tokens_decoder": {str(5 + place): {"content": code, "special": True}
+                                 for place, code in enumerate(codes)},
+    }))  # fmt: skip
+    return theirs
+
+
+@pytest.mark.parametrize(("source", "target"), [("en", "de"), ("ro_RO", "en_XX")])
+def test_an_mbart_writes_in_the_language_asked_for_as_it_does_at_home(tmp_path, source, target):
+    theirs = multilingual(tmp_path / "theirs")
+    import_model(tmp_path / "theirs", tmp_path / "ours")
+    ours = heedful.load(tmp_path / "ours", expect=Translator)
+    assert ours.languages.layout == "mbart" and ours.languages.codes == ["de_DE", "en_XX", "ro_RO"]
+    known = ours.target.languages
+    text = "the quick brown fox"
+    (tokens,) = ours.source.encode([text])
+    first, second = (next(known[code] for code in known if code.startswith(one[:2])) for one in (source, target))
+    wanted = theirs.generate(
+        torch.tensor([[*tokens, ours.source.eos, first]]), decoder_start_token_id=second, max_new_tokens=9,
+        do_sample=False, num_beams=1, suppress_tokens=list(ours.target.never), forced_eos_token_id=None,
+    )  # fmt: skip
+    found = ours.translate(text, source=source, target=target, num_beams=1, max_new_tokens=9)
+    ended = [ours.target.eos] if found.ended else []
+    assert wanted[0].tolist() == [second, *found.tokens, *ended]
+
+
+def test_an_mbart_says_which_languages_it_knows(tmp_path):
+    multilingual(tmp_path / "theirs")
+    import_model(tmp_path / "theirs", tmp_path / "ours")
+    ours = heedful.load(tmp_path / "ours", expect=Translator)
+    with pytest.raises(ValueError, match="name the source and target language; its languages: de_DE, en_XX, ro_RO"):
+        ours.translate("the quick fox")
+    with pytest.raises(ValueError, match="does not know the language 'xx'; its languages: de_DE"):
+        ours.translate("the quick fox", source="en", target="xx")
+    longest = ours.translate("fox " * 500, source="en", target="de", num_beams=1, max_new_tokens=2)
+    assert longest.warnings  # its parts and their language tokens fit the positions
+
+
+@pytest.mark.parametrize(("family", "kind"), [("bart", ""), ("mbart", ""), ("mbart", "MBart50")])
+def test_others_have_no_language_tokens(tmp_path, family, kind):
+    if kind:
+        multilingual(tmp_path / "theirs", kind)
+    else:
+        folders.published(tmp_path / "theirs", family)
+    import_model(tmp_path / "theirs", tmp_path / "ours")
+    assert not heedful.load(tmp_path / "ours", expect=Translator).languages.layout

@@ -87,12 +87,13 @@ PAIRS = {
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 
 
-def published(folder, family, **more):
-    """A folder of a family with random weights, as transformers saves them; the model in it."""
+def published(folder, family, *, languages=(), **more):
+    """A folder of a family with random weights, as transformers saves them; the model in it. `languages`: tokens that
+    an mBART's tokenizer has besides."""
     hf = pytest.importorskip("transformers")
     import torch
 
-    vocab, ids = _tokenizer(folder, family)
+    vocab, ids = _tokenizer(folder, family, languages)
     torch.manual_seed(7)
     theirs, config = {
         "bert": lambda: (hf.BertForPreTraining, hf.BertConfig(vocab_size=vocab, **SIZES, **ids, **more)),
@@ -120,14 +121,14 @@ def published(folder, family, **more):
     return model
 
 
-def _tokenizer(folder, family):
+def _tokenizer(folder, family, languages=()):
     """Write the tokenizer of a family; its size, and the ids that config.json states."""
     if family == "bert":
         return wordpiece_folder(folder), {"pad_token_id": 0}
     if family in ("roberta", "bart", "mbart"):
         ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
         ids |= {"decoder_start_token_id": 2} if family != "roberta" else {}
-        return bpe_folder(folder, family, ROBERTA).get_vocab_size(), ids
+        return bpe_folder(folder, family, [*ROBERTA, *languages]).get_vocab_size(), ids
     if family == "gpt2":
         backend = bpe_folder(folder, family, ["<|endoftext|>"])
         return backend.get_vocab_size(), {"bos_token_id": 0, "eos_token_id": 0}

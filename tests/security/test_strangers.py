@@ -18,6 +18,7 @@ from heedful.data.prepare import DIGESTS, save_tokenizers
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.shortlist import Shortlist
 from heedful.exchange import gguf, llama2c, sentencepiece
+from heedful.search.vectors import Vectors
 from heedful.text.admission import refuse_explosive
 from heedful.text.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from heedful.translator import load
@@ -78,6 +79,20 @@ def test_a_longest_text_that_is_no_length_is_refused(folder, length):
 def test_sections_must_be_sections(folder):
     change(folder, data=None)
     opens_not(folder, "data: ")
+
+
+@pytest.mark.parametrize("task", [None, {}, "translation", {"kind": "translation"}])
+def test_a_task_may_be_named_or_left_out(folder, task):
+    change(folder, task=task)
+    assert heedful.load(folder, streams=1).translate("ab")
+
+
+@pytest.mark.parametrize("task", [[1], 7, {"kind": None}, {"kind": "../evil"}, {"kind": "x"}])
+def test_what_is_no_task_is_refused(folder, task):
+    change(folder, task=task)
+    with pytest.raises(ValueError, match="task") as caught:
+        heedful.load(folder, streams=1)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_sizes_are_held_against_the_weights_first(folder):
@@ -186,6 +201,9 @@ def test_a_tokenizer_of_another_model_is_refused(folder):
     load(folder, streams=1)
     other.save(folder / "tokenizer.json")
     opens_not(folder, "is not the one that the model was trained with")
+    for digests in ("{}", '{"tokenizer.json": 7}'):
+        (folder / DIGESTS).write_text(digests)
+        opens_not(folder, "is not the one that the model was trained with")
     (folder / DIGESTS).unlink()  # as in folders of earlier versions
     load(folder, streams=1)
 
@@ -274,6 +292,40 @@ def test_shards_cannot_be_outside_the_folder(tmp_path):
     with pytest.raises(ValueError, match="there is no .*passwd, which .* names") as caught:
         hugging_face.load(tmp_path)
     assert str(tmp_path / "passwd") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ("x", "rope_scaling must be an object"), ([1], "rope_scaling must be an object"),
+        ({"type": "x"}, "rope_type 'x' is not supported"), ({"rope_type": ["llama3"]}, "rope_type"),
+        ({"rope_type": "llama3"}, "factor"), ({"rope_type": "llama3", "factor": "x", "low_freq_factor": 1,
+         "high_freq_factor": 4, "original_max_position_embeddings": 8}, "factor: input should be a valid number"),
+    ],
+)  # fmt: skip
+def test_a_rotation_that_is_unknown_or_none_is_refused(tmp_path, scaling, message):
+    from heedful.exchange import hugging_face
+
+    fuzz.hugging_face_folder(tmp_path / "it")
+    config = json.loads((tmp_path / "it" / "config.json").read_text())
+    (tmp_path / "it" / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
+    with pytest.raises(ValueError, match=message) as caught:
+        hugging_face.load(tmp_path / "it")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["words/data.csc.index.npy", "words/indptr.csc.index.npy"])
+def test_nobody_is_advised_to_unpickle_an_index(tmp_path, monkeypatch, capsys, name):
+    fuzz.index_folder(tmp_path / "it")
+    (tmp_path / "it" / name).write_bytes(b"\x80\x04junk" * 9)
+    said = refused(monkeypatch, capsys, "search", tmp_path / "it", "fox")
+    assert "words is damaged: its arrays cannot be read; build the index again" in said and "pickle" not in said
+
+
+def test_vectors_that_are_none_are_refused(tmp_path):
+    (tmp_path / "vectors.npy").write_bytes(b"\x80\x04junk" * 9)
+    with pytest.raises(ValueError, match=r"vectors\.npy is damaged: it cannot be read; build the index again"):
+        Vectors.load(tmp_path, documents=3)
 
 
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folder):

@@ -51,7 +51,12 @@ def running(
     metrics = Metrics()
     models = Models(folders, settings or EngineSettings(streams=2), metrics.watch, languages, adapters)
     context = Context(models, Keys(keys), metrics, options or Options())
-    server = uvicorn.Server(configured(create_app(context), **listening))
+    with serving(uvicorn.Server(configured(create_app(context), **listening))) as port:
+        yield f"http://127.0.0.1:{port}", context
+
+
+@contextmanager
+def serving(server: uvicorn.Server) -> Iterator[int]:
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20
@@ -59,7 +64,7 @@ def running(
         time.sleep(0.02)
     assert server.started
     try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", context
+        yield server.servers[0].sockets[0].getsockname()[1]
     finally:
         server.should_exit = True
         thread.join(20)

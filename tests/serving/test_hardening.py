@@ -1,5 +1,6 @@
 """The server and those who mean it no good: foreign web pages, forged headers, slow clients, requests for too much."""
 
+import asyncio
 import hmac
 import logging
 import re
@@ -9,22 +10,23 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 
 from heedful.inspection.details import check_weights
 from heedful.inspection.reading import inspect as look_at_reader
-from heedful.serving import own
-from heedful.serving.connections import check_proxy
+from heedful.serving import openai, own
+from heedful.serving.connections import check_proxy, configured
 from heedful.serving.context import Options
 from heedful.serving.limits import Keys, RefusedError, allowed_hosts, check_origin
 from heedful.serving.models import EngineSettings
 from heedful.serving.page import one_file
 from tests.serving.readers import of_pairs
-from tests.serving.running import running, small_models
+from tests.serving.running import running, serving, small_models
 
 ASKED = {"q": "a b", "source": "en", "target": "de"}
 
@@ -235,6 +237,73 @@ def test_who_does_not_read_loses_his_place(folders):
                 time.sleep(0.01)
         deaf.settimeout(20)
         assert closed_after(deaf) < 5  # what was under way, then the end
+
+
+@contextmanager
+def answering(pieces: list[bytes], pause: float = 0) -> Iterator[tuple[socket.socket, uvicorn.Server]]:
+    """A client with a small buffer, and a server with a patience of one second that answers in these pieces."""
+
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for piece in pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await asyncio.sleep(pause)
+            await send({"type": "http.response.body", "body": b""})
+
+    server = uvicorn.Server(configured(app, patience=1))
+    with serving(server) as port, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        client.settimeout(20)
+        client.connect(("127.0.0.1", port))
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        yield client, server
+
+
+def read_slowly(client: socket.socket, server: uvicorn.Server, size: int, pause: float) -> tuple[bytes, float]:
+    """The last of what arrived, and how long the server kept the connection."""
+    found, began = b"", time.monotonic()
+    with suppress(ConnectionError):
+        while (piece := client.recv(size)) and time.monotonic() - began < 20:
+            found, seconds = (found + piece)[-20:], time.monotonic() - began
+            if not server.server_state.connections:
+                break
+            time.sleep(pause)
+    return found, seconds
+
+
+def test_who_reads_a_little_now_and_then_loses_his_place():
+    with answering([b"a" * 100_000_000, b"the end"]) as (client, server):
+        found, seconds = read_slowly(client, server, 1 << 16, 0.1)
+    assert b"the end" not in found and 3.5 < seconds < 8
+
+
+def test_a_stream_ends_in_time_although_there_is_always_more_to_read():
+    async def late():
+        written = openai.Written([], asyncio.Queue())
+        written.events.put_nowait((0, None))
+        deadline = asyncio.get_running_loop().time() + 0.05
+        await written.next_event(deadline)
+        await asyncio.sleep(0.1)
+        written.events.put_nowait((0, None))
+        with pytest.raises(TimeoutError):
+            await written.next_event(deadline)
+
+    asyncio.run(late())
+
+
+def test_who_reads_steadily_has_time_for_a_large_answer():
+    with answering([b"a" * 20_000_000 + b"the end"]) as (client, server):
+        rest, _ = read_slowly(client, server, 1 << 18, 0.01)
+        while piece := client.recv(1 << 20):  # what the kernel still held
+            rest = (rest + piece)[-20:]
+    assert b"the end" in rest
+
+
+def test_who_keeps_up_with_a_stream_is_not_broken_off():
+    with answering([b"a piece"] * 60 + [b"the end"], pause=0.1) as (client, server):  # BEHIND times the patience passes
+        found, seconds = read_slowly(client, server, 1 << 16, 0.05)
+    assert b"the end" in found and seconds > 5
 
 
 def test_places_are_bounded_and_headers_too(folders):

@@ -15,9 +15,8 @@ from tests.serving.running import running
 from tests.serving.test_page import CHROMIUM, FLAGS
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("languages")
+def many(place, steps):
+    """A model of three languages."""
     pairs(place / "de.tsv", 211, change=str.upper)
     pairs(place / "fr.tsv", 211, seed=1)
     (place / "many.yaml").write_text(
@@ -27,14 +26,19 @@ def folder(tmp_path_factory):
     )
     changes = [
         *SMALL,
-        "training.steps=150",
+        f"training.steps={steps}",
         "training.learning_rate=0.02",
-        "training.validate_every=150",
+        f"training.validate_every={steps}",
         "training.samples=0",
     ]
     recipe = read_recipe(str(place / "many.yaml"), changes)
     train(*arranged(recipe, []), place / "many", cache=place / "cache")
     return place / "many"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return many(tmp_path_factory.mktemp("languages"), steps=150)
 
 
 @pytest.fixture(scope="module")

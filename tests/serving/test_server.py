@@ -23,12 +23,12 @@ from libretranslatepy import LibreTranslateAPI
 from openai import OpenAI
 
 from heedful.inspection.attention import look
-from heedful.inspection.details import _confidence
+from heedful.inspection.details import confidence
 from heedful.serving.context import Options
 from heedful.serving.libretranslate import split_tags
 from heedful.serving.models import EngineSettings, _example
 from heedful.text.tokenizer import TokenizerConfig, train_tokenizer
-from heedful.translator import Translation, load
+from heedful.translator import load
 from tests.serving.running import running, small_models
 
 
@@ -451,7 +451,7 @@ def test_the_confidence_of_words_without_spaces_and_of_bytes():
     (tokens,) = tokenizer.encode([text])
     log_probs = [math.log(0.9)] * len(tokens)
     log_probs[[tokenizer.token(token) for token in tokens].index("<0xE8>")] = math.log(0.5)
-    shown = _confidence(tokenizer, Translation(text, 0.0, tokens, log_probs))
+    shown = confidence(tokenizer, text, tokens, log_probs)
     assert [word["text"] for word in shown] == ["小", "狗", "看", "見", "ball"]
     assert [round(word["probability"], 3) for word in shown] == [0.9, 0.9, 0.9, 0.5, 0.9]
 

@@ -7,13 +7,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.commands.languages import From, To, check_languages
 from heedful.commands.lines import chunks, progress, reading
 from heedful.commands.options import Parts, generation_options
 
@@ -39,6 +40,8 @@ def distill(
     back: Annotated[
         bool, typer.Option("--back", help="Back-translation: the texts are targets, the model writes their sources.")
     ] = False,
+    from_language: From = "",
+    to_language: To = "",
     tag: Annotated[str, typer.Option(help='With --back: a prefix for the sources, such as "<bt> ".')] = "",
     min_score: Annotated[
         float, typer.Option(max=0, help="Minimum mean log-probability per token, such as -1.5.", show_default="off")
@@ -70,11 +73,16 @@ def distill(
     settings, the digests of texts and models, and the counts. Sentences that a teacher held out for its test are
     filtered too. Samples depend on --seed, which is 1 by default.
 
+    For a model that knows several languages, --from is the one of the texts, and --to the one that it writes. Columns
+    of a table, or fields of JSONL, that are named `from` and `to` say so for their rows.
+
     Examples:
 
       heedful distill runs/teacher train.tsv -o distilled.tsv
 
       heedful distill runs/de-en mono.de.txt --back --sample --tag "<bt> " -o synthetic.tsv
+
+      heedful distill runs/many mono.de.txt --back --from de --to en -o synthetic.tsv
     """
     from heedful.bases import digest_of
     from heedful.checkpoint import read_config
@@ -105,6 +113,7 @@ def distill(
         "min_score": None if rules.min_score == -math.inf else rules.min_score,
         "max_ratio": None if rules.max_ratio == math.inf else rules.max_ratio,
         "shortlist": shortlist, "quantize": quantize, **config.model_dump(mode="json"),
+        **({"languages": [from_language, to_language]} if from_language or to_language else {}),
     }  # fmt: skip
     paths = Paths(output)
     paths.refuse(texts)
@@ -117,7 +126,10 @@ def distill(
             if translator.context:
                 print("heedful: the model reads context, but each line is translated by itself", file=sys.stderr)
             held_out = frozenset[str]() if keep_all else _held_out(folders)
-            writer = Writer(translator, config, rules, back, tag, held_out, batch_tokens)
+            languages = (from_language, to_language)
+            if all(languages) or not _names_languages(texts):
+                check_languages(translator.languages, languages)
+            writer = Writer(translator, config, rules, back, tag, held_out, batch_tokens, languages)
             _write(writer, texts, paths, note, keep_all)
     print(_summary(output, note, keep_all))
 
@@ -180,6 +192,17 @@ class Paths:
 
 
 @dataclass(frozen=True)
+class Given:
+    """A text, why it cannot be used, and its languages where its row names them."""
+
+    number: int
+    text: str
+    unusable: str = ""
+    source: str = ""
+    target: str = ""
+
+
+@dataclass(frozen=True)
 class Written:
     """A pair, and why it is filtered."""
 
@@ -202,31 +225,41 @@ class Writer:
     tag: str
     held_out: frozenset[str]
     batch_tokens: int
+    languages: tuple[str, str] = ("", "")  # of lines that name none
 
-    def write(self, lines: Sequence[tuple[int, str, str]]) -> list[Written]:
-        """`lines`: number, text, and why it cannot be used."""
-        from heedful.data.corpus import near
+    def write(self, lines: Sequence[Given]) -> list[Written]:
         from heedful.decoding.runner import Request
 
-        def unusable(text: str) -> str:
-            if not text.strip():
-                return "empty line"
-            return "held out for testing" if near(text) in self.held_out else ""
-
-        reasons = [why or unusable(text) for _, text, why in lines]
-        asked = [Request("" if why else text) for (_, text, _), why in zip(lines, reasons, strict=True)]
+        lines = [replace(one, source=one.source or self.languages[0], target=one.target or self.languages[1])
+                 for one in lines]  # fmt: skip
+        reasons = [one.unusable or self._unusable(one) for one in lines]
+        asked = [
+            Request("") if why else Request(one.text, source=one.source, target=one.target)
+            for one, why in zip(lines, reasons, strict=True)
+        ]
         readings = self.translator.read(asked)
         written = self.translator.write(readings, self.config, batch_tokens=self.batch_tokens)
         found = []
-        for (number, text, _), why, read, one in zip(lines, reasons, readings, written, strict=True):
+        for line, why, read, one in zip(lines, reasons, readings, written, strict=True):
             count, new = len(one.token_log_probs), sum(len(part.tokens) for part in read.parts)
             score = sum(one.token_log_probs) / max(1, count)
             ended = count == len(one.tokens) + len(read.parts)  # each part has its </s>
             why = why or self.rules.reason(new, len(one.tokens) if one.text else 0, score, ended=ended)
-            given, made = _cell(text), _cell(one.text)
+            given, made = _cell(line.text), _cell(one.text)
             pair = (self.tag + made if made else "", given) if self.back else (given, made)
-            found.append(Written(number, *pair, score, count, why))
+            found.append(Written(line.number, *pair, score, count, why))
         return found
+
+    def _unusable(self, line: Given) -> str:
+        from heedful.data.corpus import near
+
+        if not line.text.strip():
+            return "empty line"
+        try:
+            self.translator.languages.framing(line.source, line.target)
+        except ValueError:
+            return f"the model does not translate from {line.source or '?'} to {line.target or '?'}"
+        return "held out for testing" if near(line.text) in self.held_out else ""
 
 
 def _cell(text: str) -> str:
@@ -329,25 +362,71 @@ def _opened(path: Path, size: int) -> IO[bytes]:
 
 
 @contextmanager
-def _lines(file: Path, back: bool) -> Iterator[Iterator[tuple[int, str, str]]]:
-    """Number, text, and why it cannot be used: the lines of a text, or one side of the rows of a table or JSONL."""
+def _lines(file: Path, back: bool) -> Iterator[Iterator[Given]]:
+    """The lines of a text, or one side of the rows of a table or JSONL."""
     from heedful.data.corpus import is_plain, read_pairs
 
     if is_plain(file):
         with reading(str(file)) as lines:
-            yield ((number, line, "") for number, line in enumerate(lines, start=1))
+            yield (Given(number, line) for number, line in enumerate(lines, start=1))
+    elif _names_languages(file):
+        yield _with_languages(file, side=int(back))
+    else:
+        yield (given for row in read_pairs([file]) for given in _given(row, int(back)))
+
+
+def _names_languages(file: Path) -> bool:
+    """Whether rows may name their languages: those of JSONL, and of a table with these columns."""
+    from heedful.data.corpus import is_plain, jsonl_start, table_start
+
+    if is_plain(file):
+        return False
+    header = {cell.strip() for cells in table_start(file, 1) for cell in cells}
+    return bool({"from", "to"} & header) or bool(jsonl_start(file))
+
+
+def _with_languages(file: Path, side: int) -> Iterator[Given]:
+    """The texts and languages of these rows; either language, and the other side of a pair, may be missing."""
+    from heedful.data.columns import PAIR, Column
+    from heedful.data.corpus import PAIR_KEYS, Line, jsonl_start, read_rows, table_start
+
+    if keys := jsonl_start(file):
+        columns, side = ((Column("text"),), 0) if "text" in keys else (PAIR, side)
+        named = _languages_of_jsonl(file)
+        for row in read_rows([file], columns):
+            _, source, target = next(one for one in named if one[0] == row.number)
+            yield from (replace(given, source=source, target=target) for given in _given(row, side))
         return
-    yield _side(read_pairs([file]), side=int(back))
+    header = {cell.strip() for cells in table_start(file, 1) for cell in cells}
+    text = Column(PAIR_KEYS[0][side], also=(*(names[side] for names in PAIR_KEYS[1:]), "text"))
+    names = [name for name in ("from", "to") if name in header]
+    for row in read_rows([file], (text, *(Column(name, "raw") for name in names))):
+        found = dict(zip(names, row.texts[1:], strict=True)) if isinstance(row, Line) else {}
+        for given in _given(row, 0):
+            yield replace(given, source=found.get("from", ""), target=found.get("to", ""))
 
 
-def _side(rows: "Iterable[Line | Fault]", side: int) -> Iterator[tuple[int, str, str]]:
+def _languages_of_jsonl(file: Path) -> Iterator[tuple[int, str, str]]:
+    """Line number, `from` and `to` of each object."""
+    from heedful.data.lines import Fault, read_lines
+
+    for number, line in read_lines(file):
+        try:
+            data = {} if isinstance(line, Fault) else json.loads(line)
+        except (ValueError, RecursionError):  # read_rows gives the reason
+            data = {}
+        found = [data.get(name) if isinstance(data, dict) else None for name in ("from", "to")]
+        source, target = ("" if one is None else str(one) for one in found)
+        yield number, source, target
+
+
+def _given(row: "Line | Fault", side: int) -> Iterator[Given]:
     from heedful.data.corpus import Line
 
-    for row in rows:
-        if isinstance(row, Line):
-            yield row.number, row.texts[side], ""
-        elif row.reason != "header row":
-            yield row.number, "", row.reason
+    if isinstance(row, Line):
+        yield Given(row.number, row.texts[side])
+    elif row.reason != "header row":
+        yield Given(row.number, "", row.reason)
 
 
 def _summary(output: Path, note: dict[str, Any], keep_all: bool) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.commands.languages import From, To, check_languages
 from heedful.commands.options import Parts
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def evaluate(
         str,
         typer.Option(help="BLEU tokenizer: 13a, zh, ja-mecab, ko-mecab, char ... Default: by language or script."),
     ] = "",
-    source: Annotated[str, typer.Option("--from", help="Source language, if the model knows several.")] = "",
-    target: Annotated[str, typer.Option("--to", help="Target language, if the model knows several.")] = "",
+    source: From = "",
+    target: To = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     parts: Parts = None,
@@ -170,6 +171,8 @@ def score(
         list[Path],
         typer.Argument(metavar="MODEL [BACK] PAIRS", help="A model, optionally the reverse model, and pairs."),
     ],
+    from_language: From = "",
+    to_language: To = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSONL with the log-probability of every token.")
     ] = False,
@@ -178,13 +181,15 @@ def score(
     """Print the log-probability of each pair, one per line, followed by source and target.
 
     With a second model for the reverse direction, the second column is the log-probability of the source given the
-    target.
+    target. --from and --to are the languages of the pairs; the reverse model gets them in reverse.
 
     Examples:
 
       heedful score runs/en-de pairs.tsv
 
       heedful score runs/en-de runs/de-en pairs.tsv --json
+
+      heedful score runs/many pairs.tsv --from en --to de
     """
     if len(models) not in (2, 3):
         raise ValueError(
@@ -194,10 +199,15 @@ def score(
     from heedful.translator import load
 
     translators = [load(folder) for folder in folders]
+    languages = [(from_language, to_language), (to_language, from_language)]
+    for translator, asked in zip(translators, languages, strict=False):
+        check_languages(translator.languages, asked)
     pairs, places = read_pairs_of(file, documents=any(translator.context for translator in translators))
-    scores = [translators[0].score(pairs, places=places)]
-    if len(translators) == 2:
-        scores.append(translators[1].score([(target, source) for source, target in pairs], places=places))
+    each_way = [pairs, [(target, source) for source, target in pairs]]
+    scores = [
+        translator.score(some, places=places, source=source, target=target)
+        for translator, some, (source, target) in zip(translators, each_way, languages, strict=False)
+    ]
     for index, (source, target) in enumerate(pairs):
         found = [each[index] for each in scores]
         if as_json:

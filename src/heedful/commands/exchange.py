@@ -1,6 +1,7 @@
 """`heedful import` and `heedful export`: other people's model folders in, ours out."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -47,6 +48,7 @@ def import_model(
     from heedful.data.prepare import save_tokenizers
     from heedful.exchange import peft, published
     from heedful.files import locked, write_text
+    from heedful.model.architecture import SequenceToSequence
 
     _refuse_model(out)
     if peft.is_peft(source):
@@ -59,8 +61,8 @@ def import_model(
     if not published.is_published(source):
         raise ValueError(f"{source} is not {published.LAYOUTS}")
     opened = published.load(source)
-    recipe = _recipe(opened, source)
-    tokenizers = published.load_tokenizers(source, columns=2 if recipe["task"]["kind"] == "translation" else 1)
+    tokenizers = published.load_tokenizers(source, columns=2 if isinstance(opened.model, SequenceToSequence) else 1)
+    recipe = _recipe(opened, source, _layout(source, tokenizers))
     rows = getattr(opened.model.config, "vocab", None)
     if rows and tokenizers and tokenizers[-1].vocab > rows:
         raise ValueError(
@@ -90,23 +92,26 @@ def _import_adapter(source: Path, base: Path | None, out: Path) -> None:
     from heedful.data.prepare import load_tokenizers, save_tokenizers
     from heedful.exchange import peft, published
     from heedful.files import locked, write_text
+    from heedful.model.architecture import SequenceToSequence
     from heedful.training.recipe import parse_recipe
 
     if base is None:
         raise ValueError(f"{source} holds an adapter; name the model that it belongs to: --base MODEL")
     if is_ours(base):
         recipe, model = read_config(base), load_whole(base)
+        tokenizers = load_tokenizers(base, columns=2 if recipe["task"]["kind"] == "translation" else 1)
     else:
         opened = published.load(base)
-        recipe, model = _recipe(opened, base), opened.model
+        model = opened.model
+        tokenizers = published.load_tokenizers(base, columns=2 if isinstance(model, SequenceToSequence) else 1)
+        recipe = _recipe(opened, base, _layout(base, tokenizers))
     adapter, state = peft.read(source, model)
-    columns = 2 if recipe["task"]["kind"] == "translation" else 1
     recipe = {**recipe, "adapter": adapter.model_dump(mode="json"), "start_from": str(base)}
     with locked(out / ".lock", "a training or an import"):
         _refuse_model(out)
         Base(base, digest_of(base)).write(out)
         save_weights(out, state)
-        save_tokenizers(out, (load_tokenizers if is_ours(base) else published.load_tokenizers)(base, columns=columns))
+        save_tokenizers(out, tokenizers)
         write_text(out / "README.md", f"# An adapter ({adapter.kind}) of {base.name}\n\nImported from {source.name}.\n")
         written = parse_recipe(recipe).model_dump(mode="json")
         write_text(out / "config.yaml", yaml.safe_dump(written, sort_keys=False))
@@ -119,8 +124,20 @@ def _refuse_model(out: Path) -> None:
         raise ValueError(f"{out} already holds a model; choose another --out")
 
 
-def _recipe(opened: "Opened", source: Path) -> dict[str, Any]:
-    """The resolved recipe of a published model: its architecture, and the task that its heads are for."""
+def _layout(source: Path, tokenizers: Sequence["Tokenizer"]) -> str:
+    """Where a published model expects the tokens of languages: mBART's layout is ours of that name. mBART-50, of the
+    same family, has another, and starts every text with </s>, as no layout of ours does."""
+    from heedful.exchange import published
+
+    if not (tokenizers and tokenizers[-1].languages):
+        return ""
+    kind, class_name = published.family(source)
+    return "mbart" if kind == "mbart" and not class_name.startswith("MBart50") else ""
+
+
+def _recipe(opened: "Opened", source: Path, layout: str) -> dict[str, Any]:
+    """The resolved recipe of a published model: its architecture, and the task that its heads are for. `layout`: of
+    language tokens, if it has any."""
     from heedful.config import kinds
     from heedful.exchange import sentence_transformers
     from heedful.model.architecture import LanguageModel, SequenceToSequence
@@ -131,7 +148,8 @@ def _recipe(opened: "Opened", source: Path) -> dict[str, Any]:
     if isinstance(opened.model, LanguageModel):
         task: dict[str, Any] = {"kind": "causal_lm", "context": limit}
     elif isinstance(opened.model, SequenceToSequence):
-        task, data = {"kind": "translation"}, {"max_length": limit - 1}
+        task = {"kind": "translation"}
+        data = {"max_length": limit - 1 - bool(layout), "language_tokens": layout}
     elif sentence_transformers.has_pooling(source):
         pooling = sentence_transformers.read(source)
         task = {"kind": "embedding", "pooling": pooling.kind, "normalise": pooling.normalise}

@@ -3,11 +3,17 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from heedful.commands.languages import From, To, check_languages
 from heedful.commands.options import Parts
+
+if TYPE_CHECKING:
+    from heedful.alignment import Aligner
+    from heedful.inspection.attention import Attention
+    from heedful.translator import Translator
 
 plot = typer.Typer(name="plot", help="Plots, as PNG files.", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="Print the file name as JSON.")]
@@ -21,45 +27,77 @@ def _plot() -> None:
 @plot.command()
 def attention(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
-    text: Annotated[str, typer.Argument(help="The text to translate.")],
+    text: Annotated[str, typer.Argument(help="The text to translate, or to reply to.")],
     out: Annotated[Path, typer.Option(help="The image file to write.")] = Path("attention.png"),
-    kind: Annotated[str, typer.Option(help="cross, encoder or decoder.")] = "cross",
+    kind: Annotated[
+        str, typer.Option(help="cross, encoder or decoder. Default: cross; of a language model, decoder.")
+    ] = "",
     head: Annotated[str, typer.Option(help="Plot only this head: LAYER.HEAD, from 0, or `aligner`.")] = "",
     part: Annotated[int, typer.Option(min=1, help="Which part, if a long text is translated in parts.")] = 1,
+    from_language: From = "",
+    to_language: To = "",
     as_json: Json = False,
     parts: Parts = None,
 ) -> None:
-    """Plot the attention of every layer and head while a text is translated.
+    """Plot the attention of every layer and head while a text is translated, or a reply to it is written.
 
     Examples:
 
       heedful plot attention runs/my-model "The cat sleeps." --out cat.png
 
       heedful plot attention runs/my-model "The cat sleeps." --head aligner
+
+      heedful plot attention runs/many "The cat sleeps." --from en --to de
     """
     draw = _plots().draw_attention
-    from heedful.inspection.attention import look, translated_parts
-    from heedful.translator import load
+    import heedful
+    from heedful.chatter import Chatter
+    from heedful.inspection import dialogue
+    from heedful.translator import Translator
 
-    translator = load(model)
-    only = None
-    if head == "aligner":
-        if translator.aligner is None:
+    use, languages = heedful.load(model), (from_language, to_language)
+    if isinstance(use, Chatter):
+        if any(languages) or part > 1:
+            raise ValueError("languages and parts are for translators; leave them out")
+        only = _head(head, None, model)
+        reply = dialogue.look(use, text)
+        seen, title = reply.attention, f"{text}\n{reply.text}"
+    elif isinstance(use, Translator):
+        only = _head(head, use.aligner, model)
+        check_languages(use.languages, languages)
+        seen, title = _translation(use, text, languages, part)
+    else:
+        raise ValueError(f"{model} holds a {type(use).__name__}, not a Translator or Chatter")
+    usual = "cross" if seen.source else "decoder"
+    _say(draw(seen, out, kind=kind or usual, only=only, title=title), as_json)
+
+
+def _head(name: str, aligner: "Aligner | None", model: Path) -> tuple[int, int] | None:
+    """Layer and head; None = all."""
+    if name == "aligner":
+        if aligner is None:
             raise ValueError(f"{model} has no alignment.json, so there is no alignment head")
-        only = (translator.aligner.layer, translator.aligner.head)
-    elif head:
-        layer, _, number = head.partition(".")
-        if not (layer.isdecimal() and number.isdecimal()):
-            raise ValueError(f"head {head!r} is not LAYER.HEAD, such as 0.3, nor `aligner`")
-        only = (int(layer), int(number))
-    pieces = translated_parts(translator, text)
+        return aligner.layer, aligner.head
+    if not name:
+        return None
+    layer, _, number = name.partition(".")
+    if not (layer.isdecimal() and number.isdecimal()):
+        raise ValueError(f"head {name!r} is not LAYER.HEAD, such as 0.3, nor `aligner`")
+    return int(layer), int(number)
+
+
+def _translation(translator: "Translator", text: str, languages: tuple[str, str], part: int) -> tuple["Attention", str]:
+    """The attention of a part of a text while it is translated, and a title."""
+    from heedful.inspection.attention import look, translated_parts
+
+    pieces = translated_parts(translator, text, languages)
     if part > len(pieces):
         raise ValueError(f"there is no part {part}; the text was translated in {len(pieces)} parts")
     if len(pieces) > 1:
         print(f"the text was translated in {len(pieces)} parts; this is part {part} (--part)", file=sys.stderr)
     source, found = pieces[part - 1]
-    seen = look(translator, source, found.tokens, fertilities=found.fertilities)
-    _say(draw(seen, out, kind=kind, only=only, title=f"{source}\n{found.text}"), as_json)
+    seen = look(translator, source, found.tokens, languages=languages, fertilities=found.fertilities)
+    return seen, f"{source}\n{found.text}"
 
 
 @plot.command()

@@ -2,20 +2,23 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.commands.languages import From, Length, To, check_languages
 from heedful.commands.lines import as_line, reading, refuse_overwriting
 from heedful.commands.options import Parts
 
 if TYPE_CHECKING:
     from heedful.tasks import Use
 
+Predict = Callable[[list[str]], list[dict[str, Any]]]
 CHUNK = 512  # lines at a time
 
 
@@ -24,6 +27,9 @@ def predict(
     text: Annotated[list[str] | None, typer.Argument(help="Texts. Default: the lines of --input.")] = None,
     source: Annotated[str, typer.Option("--input", "-i", help="File to read; - = standard input.")] = "-",
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - = standard output.")] = "-",
+    from_language: From = "",
+    to_language: To = "",
+    length: Length = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSONL with all details.")] = False,
     parts: Parts = None,
 ) -> None:
@@ -36,6 +42,8 @@ def predict(
       heedful predict runs/my-model "good morning"
 
       heedful predict runs/my-model -i lines.txt --json
+
+      heedful predict runs/many "good morning" --from en --to de
     """
     import heedful
     from heedful.files import in_place
@@ -43,7 +51,8 @@ def predict(
     if not text:
         refuse_overwriting(source, output)
     with nullcontext(iter(text)) if text else reading(source) as lines:
-        answers = _answers(heedful.load(model), lines, as_json)
+        use = heedful.load(model)
+        answers = _answers(_predictor(use, from_language, to_language, length), use, lines, as_json)
         if output == "-":
             for line in answers:
                 sys.stdout.write(line)
@@ -52,9 +61,23 @@ def predict(
             file.writelines(answers)
 
 
-def _answers(use: "Use", lines: Iterator[str], as_json: bool) -> Iterator[str]:
+def _predictor(use: "Use", source: str, target: str, length: str) -> Predict:
+    """How it predicts: for translators, between these languages, and of this length."""
+    from heedful.translator import Translator
+
+    if isinstance(use, Translator):
+        check_languages(use.languages, (source, target), length)
+        return partial(use.predict, source=source, target=target, length=length)
+    if source or target:
+        raise ValueError("languages are for translators; leave them out")
+    if length:
+        raise ValueError("--length is for summarisers; leave it out")
+    return use.predict
+
+
+def _answers(predict: Predict, use: "Use", lines: Iterator[str], as_json: bool) -> Iterator[str]:
     show = getattr(use, "show", lambda found: found["text"])
     while chunk := list(islice(lines, CHUNK)):
-        for line, found in zip(chunk, use.predict(chunk), strict=True):
+        for line, found in zip(chunk, predict(chunk), strict=True):
             said = json.dumps({"input": line, **found}, ensure_ascii=False) if as_json else show(found)
             yield as_line(said)

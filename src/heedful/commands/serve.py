@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from heedful.commands.languages import From, To
 from heedful.commands.options import Parts
 
 
@@ -134,15 +135,15 @@ def _bound(config: Any) -> Any:
 
 
 def inspect(
-    model: Annotated[Path, typer.Argument(help="Folder of a translator, a classifier or a regressor.")],
-    text: Annotated[str, typer.Argument(help="The text to translate or to read; two are separated by a tab.")],
+    model: Annotated[Path, typer.Argument(help="Folder of a translator, chatter, classifier or regressor.")],
+    text: Annotated[str, typer.Argument(help="The text to translate, answer or read; several are separated by tabs.")],
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("inspect.html"),
     num_beams: Annotated[
         int, typer.Option("--num-beams", "--beam-size", "-b", min=1, help="Beam size; 1 = greedy.")
     ] = 4,
     target_prefix: Annotated[str, typer.Option(help="Forced beginning of the translation.")] = "",
-    source: Annotated[str, typer.Option("--from", help="Source language, if the model knows several.")] = "",
-    target: Annotated[str, typer.Option("--to", help="Target language, if the model knows several.")] = "",
+    source: From = "",
+    target: To = "",
     label: Annotated[str, typer.Option(help="The label to explain. Default: the most likely.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the page's data as JSON.")] = False,
     parts: Parts = None,

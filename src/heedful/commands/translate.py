@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.commands.languages import From, Length, To, check_languages
 from heedful.commands.lines import as_line, chunks, progress, reading, refuse_overwriting
 from heedful.commands.options import Parts, generation_options
 
@@ -26,8 +27,9 @@ READ_AHEAD = 512  # lines read before translating; on a terminal, each line is t
 def translate(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="A model folder; several make an ensemble.")],
     source: Annotated[str, typer.Option("--input", "-i", help="File to translate; - = standard input.")] = "-",
-    from_language: Annotated[str, typer.Option("--from", help="Source language, if the model knows several.")] = "",
-    to_language: Annotated[str, typer.Option("--to", help="Target language, if the model knows several.")] = "",
+    from_language: From = "",
+    to_language: To = "",
+    length: Length = "",
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - = standard output.")] = "-",
     form: Annotated[
         str,
@@ -68,9 +70,9 @@ def translate(
     """Translate text line by line: one output line per input line, in the same order.
 
     JSONL input (a file named .jsonl, or --input-format jsonl) may contain `text`, `target_prefix`, `constraints`
-    (required phrases), `avoid` (banned phrases) and, for a model that knows several languages, `from` and `to`. Other
-    fields are passed through, and the output is JSONL too. A line that cannot be translated is reported, gives an empty
-    line, and makes the exit code 1.
+    (required phrases), `avoid` (banned phrases), `from` and `to` for a model that knows several languages, and `length`
+    for one that knows several lengths. Other fields are passed through, and the output is JSONL too. A line that cannot
+    be translated is reported, gives an empty line, and makes the exit code 1.
 
     A model that was trained with data.context sees the lines before, of the same document: a blank line begins a new
     one, as does another `document` in JSONL.
@@ -108,10 +110,10 @@ def translate(
     documents = _Documents(translator.context)
     known, languages = translator.languages, (from_language, to_language)
     if not reads_json:
-        _say_if_untrained(known, languages)
+        check_languages(known, languages, length)
 
     def answer(entries: list[dict[str, Any]]) -> "list[Translation]":
-        requests = [_request(entry, required or [], banned or [], languages, known) for entry in entries]
+        requests = [_request(entry, required or [], banned or [], languages, known, length) for entry in entries]
         if mbr:
             drawn = config.model_copy(update={"num_return_sequences": mbr})
             return translator.by_consensus(requests, drawn, batch_tokens=batch_tokens, split=split)
@@ -187,15 +189,13 @@ class _Documents:
         self._before = [*(self._before if len(texts) == 1 else []), *texts[-1]][-self.context :]
 
 
-def _say_if_untrained(known: "Languages", asked: tuple[str, str]) -> None:
-    """Check the languages before anything is read, and warn of a direction without training (zero-shot)."""
-    direction = known.direction(*asked)
-    if not known.trained(direction) and direction.source:
-        print(f"heedful: {direction} was not trained: this is zero-shot translation", file=sys.stderr)
-
-
 def _request(
-    entry: dict[str, Any], required: list[str], banned: list[str], languages: tuple[str, str], known: "Languages"
+    entry: dict[str, Any],
+    required: list[str],
+    banned: list[str],
+    languages: tuple[str, str],
+    known: "Languages",
+    length: str,
 ) -> "Request":
     """The request of a line. If it contradicts itself, it gets an error and comes out empty; others are unaffected."""
     from heedful.decoding.runner import Request
@@ -204,11 +204,13 @@ def _request(
     unwanted = [*banned, *map(str, entry.get("avoid", ()))]
     given = [str(entry.get(key) or "") if known.layout else "" for key in ("from", "to")]
     source, target = (own or both for own, both in zip(given, languages, strict=True))
+    given.append(str(entry.get("length") or "") if known.source.lengths else "")
+    length = given[-1] or length
     try:
         if entry["text"]:
-            known.framing(source, target)
+            known.framing(source, target, length)
         prefix = str(entry.get("target_prefix") or "")
-        return Request(entry["text"], prefix, wanted, unwanted, source=source, target=target)
+        return Request(entry["text"], prefix, wanted, unwanted, source=source, target=target, length=length)
     except ValueError as error:
         if not (entry.get("constraints") or entry.get("avoid") or any(given)):  # the command line is at fault
             raise

@@ -10,11 +10,12 @@ Differs from mBART: no language token is trained after the target's </s>, since 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from heedful.data.lengths import number_of
 from heedful.data.padding import Row
 from heedful.text.tokenizer import Tokenizer
 
@@ -116,7 +117,16 @@ class Languages:
         missing = " and ".join(name for name, code in (("source", source), ("target", target)) if not code)
         raise ValueError(f"this model knows several directions; name the {missing} language; {self._listed()}")
 
-    def framing(self, source: str = "", target: str = "") -> Framing:
+    def framing(self, source: str = "", target: str = "", length: str = "") -> Framing:
+        """`length`: how long the target is to be, for a model with length tokens: see `lengths.py`."""
+        found, known = self._between(source, target), self.source.lengths
+        if known:
+            return replace(found, before=(known[number_of(length, len(known))], *found.before))
+        if length:
+            raise ValueError("this model was not trained with task.length_tokens; leave out the length")
+        return found
+
+    def _between(self, source: str, target: str) -> Framing:
         if not self.layout:
             self._only(source, target)
             return self._plain

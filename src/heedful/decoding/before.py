@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from heedful.decoding.beam import Hypothesis
 from heedful.decoding.from_source import FromSource
-from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.runner import Request
 
 Pair = tuple[str, str]
@@ -37,10 +36,9 @@ class Before:
         rows: Sequence[list[int]],
         requests: Sequence[Request],
         owners: Sequence[int],
-        config: GenerationConfig,
     ) -> dict[int, list[Hypothesis]]:
         """The parts of a text one after the other, each with the pairs before it; the texts side by side. `owners`: the
-        text of each part. Hypotheses are those of the part alone."""
+        text of each part."""
         found: dict[int, list[Hypothesis]] = {}
         before: dict[int, list[Pair]] = {owner: [] for owner in owners}
         left = list(range(len(rows)))
@@ -51,20 +49,9 @@ class Before:
             for number in now:
                 before[owners[number]] += requests[number].context
                 asked[number], given[number] = self.read(requests[number], rows[number], before[owners[number]])
-            written = self.starter.written_before([asked[number] for number in now])
-            lengths = dict(zip(now, map(len, written), strict=True))
             for number, hypotheses in run(given, asked).items():
-                found[number] = [_without(one, lengths[number], config) for one in hypotheses]
+                found[number] = hypotheses
                 best = [one.tokens for one in found[number][:1]] or [[]]  # none, if it was cancelled
                 text = self.starter.target.decode(best)[0].strip()
                 before[owners[number]].append((requests[number].text, text))
         return found
-
-
-def _without(one: Hypothesis, count: int, config: GenerationConfig) -> Hypothesis:
-    """A hypothesis without its first tokens, which are the context's; its score is that of the others."""
-    if not count:
-        return one
-    log_probs = one.token_log_probs[count:]
-    score = config.rank(sum(log_probs), max(1, len(log_probs)))  # none, if it was cancelled before
-    return replace(one, tokens=one.tokens[count:], score=score, log_prob=sum(log_probs), token_log_probs=log_probs)

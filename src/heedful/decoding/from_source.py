@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from heedful.decoding.shortlist import Shortlist
 from heedful.decoding.stepper import EnsembleStepper, SourceStepper, Stepper
 from heedful.decoding.stops import Stops
 from heedful.model.architecture import SequenceToSequence
-from heedful.model.cpu.decoding import lower
+from heedful.model.cpu.decoding import Lowered, lower
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.words import is_unspaced
 
@@ -49,12 +48,14 @@ class FromSource:
     def groups(
         self, rows: Sequence[list[int]], requests: Sequence[Request], config: GenerationConfig
     ) -> list[tuple[GenerationConfig, list[Job]]]:
-        """The jobs of these texts, grouped by settings: required phrases change the search."""
+        """The jobs of these texts, grouped by settings, since required phrases change the search, and by the tokens of
+        the translations before them, which are read in one pass without padding."""
         config.refuse(PARALLEL, "is for models that write all words at once, and this one writes word by word")
+        groups: dict[tuple[bool, int], list[Job]] = {}
         jobs = numbered(rows, requests)
-        plain = [job for job in jobs if not job.request.required]
-        demanding = [job for job in jobs if job.request.required]
-        return [(config, plain), *([(_for_required(config), demanding)] if demanding else [])]
+        for job, before in zip(jobs, self.written_before([job.request for job in jobs]), strict=True):
+            groups.setdefault((bool(job.request.required), len(before)), []).append(job)
+        return [(_for_required(config) if required else config, some) for (required, _), some in groups.items()]
 
     def size(self, tokens: Sequence[int], config: GenerationConfig) -> int:
         return len(tokens) + 1
@@ -69,16 +70,13 @@ class FromSource:
                 one.refresh()
 
     def start(self, jobs: Sequence[Job], config: GenerationConfig) -> Start:
-        framings = [self.languages.framing(job.request.source, job.request.target) for job in jobs]
-        before = self.written_before([job.request for job in jobs])
-        own = self.target.encode([job.request.prefix for job in jobs])
-        prefixes = [
-            [*framing.forced, *some, *prefix] for framing, some, prefix in zip(framings, before, own, strict=True)
-        ]
-        if any(before):
-            _refuse_in_context(config, jobs)
+        asked = [job.request for job in jobs]
+        framings = [self.languages.framing(one.source, one.target, one.length) for one in asked]
+        before = self.written_before(asked)
+        own = self.target.encode([one.prefix for one in asked])
+        prefixes = [[*framing.forced, *prefix] for framing, prefix in zip(framings, own, strict=True)]
         required = [self._required(job.request.required) for job in jobs]
-        limits = self._limits(jobs, before, prefixes, required, config)
+        limits = self._limits(jobs, len(before[0]), prefixes, required, config)
         eos, demands = self.target.eos, list[Required]()
         if any(required):
             demands = [Required(each, limit, eos, self.continues) for each, limit in zip(required, limits, strict=True)]
@@ -95,16 +93,22 @@ class FromSource:
         padded = pad(framed, fill=self.source.pad)
         source, valid = (tensor.to(self.device) for tensor in padded)
         allowed = self._allowed(source, prefixes, required)
-        options: dict[str, Any] = {"length": max(limits), "allowed": allowed}
-        begun = [
-            partial(SourceStepper, model, source, valid, quick=quick, **options)
-            for model, quick in zip(self.models, self.quick, strict=True)
-        ]
+        length = len(before[0]) + max(limits)
+        given = torch.tensor(
+            [[framing.start, *some] for framing, some in zip(framings, before, strict=True)], device=self.device
+        )
+
+        def begun(model: SequenceToSequence, quick: Lowered | None) -> SourceStepper:
+            found = SourceStepper(model, source, valid, length=length, allowed=allowed, quick=quick)
+            if given.shape[1] > 1:
+                found.steps.read(given[:, :-1])
+            return found
+
         adapters = numbers([job.request.adapter for job in jobs], self.adapters)
-        steppers: list[Stepper] = [one() if adapters is None else ChosenStepper(one, adapters) for one in begun]
+        begins = [partial(begun, *both) for both in zip(self.models, self.quick, strict=True)]
+        steppers: list[Stepper] = [one() if adapters is None else ChosenStepper(one, adapters) for one in begins]
         stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
-        first = torch.tensor([framing.start for framing in framings], device=self.device)
-        return Start(stepper, first, limits, rules)
+        return Start(stepper, given[:, -1], limits, rules)
 
     def written_before(self, requests: Sequence[Request]) -> list[list[int]]:
         """The tokens of the translations of the sentences before, each followed by a break."""
@@ -117,7 +121,7 @@ class FromSource:
     def _limits(
         self,
         jobs: Sequence[Job],
-        before: list[list[int]],
+        before: int,
         prefixes: list[list[int]],
         required: list[list[Phrase]],
         config: GenerationConfig,
@@ -127,10 +131,11 @@ class FromSource:
             for prefix, phrases in zip(prefixes, required, strict=True)
         ]
         limits = [
-            max(len(written) + (config.max_new_tokens or 2 * self._own_length(job) + 10), some)
-            for job, written, some in zip(jobs, before, least, strict=True)
+            max(config.max_new_tokens or 2 * self._own_length(job) + 10, some)
+            for job, some in zip(jobs, least, strict=True)
         ]
-        most = min([max(limits), *(model.limit or max(limits) for model in self.models)])
+        longest = before + max(limits)
+        most = min([longest, *(model.limit or longest for model in self.models)]) - before
         if most < max(least):
             needed = max(least)
             raise ValueError(f"prefix and required phrases take {needed} tokens, but the model writes at most {most}")
@@ -164,18 +169,6 @@ class FromSource:
         """Whether a token continues a word: it begins with a letter or digit, without a space before it."""
         texts = self.target.decode([token] for token in range(self.target.vocab))
         return torch.tensor([not is_unspaced(text[:1]) for text in texts], device=self.device)
-
-
-def _refuse_in_context(config: GenerationConfig, jobs: Sequence[Job]) -> None:
-    """What would apply to the sentences before, too."""
-    usual = GenerationConfig()
-    names = ("min_new_tokens", "no_repeat_ngram_size", "repetition_penalty", "stop_strings")
-    found = [name for name in names if getattr(config, name) != getattr(usual, name)]
-    if any(job.request.required for job in jobs):
-        found.append("required phrases")
-    if found:
-        raise ValueError(f"{', '.join(found)} cannot be used with sentences before; leave them out, or translate the "
-                         "sentence by itself")  # fmt: skip
 
 
 def _for_required(config: GenerationConfig) -> GenerationConfig:

@@ -33,7 +33,8 @@ Heard = Callable[[int, int, int, Tensor], bool]
 class Request:
     """An input text, what its output must begin with, and phrases that the output must and must not contain.
     `context`: the sentences before it and their translations, for models that read them. `source` and `target`: its
-    languages, for models that know several. `adapter`: by name, for a base with several."""
+    languages, for models that know several. `length`: short, medium, long or a number, for models with length tokens.
+    `adapter`: by name, for a base with several."""
 
     text: str
     prefix: str = ""
@@ -42,6 +43,7 @@ class Request:
     context: Sequence[tuple[str, str]] = ()
     source: str = ""
     target: str = ""
+    length: str = ""
     adapter: str = ""
 
     def __post_init__(self) -> None:

@@ -73,6 +73,10 @@ class ModuleSteps:
     def __init__(self, model: SequenceToSequence, source: Tensor, valid: Tensor | None, length: int) -> None:
         self.model, self.memory, self.cache = model, model.encode(source, valid=valid), model.new_cache(length)
 
+    def read(self, tokens: Tensor) -> None:
+        """What was written before the first step, in one pass: sentences target."""
+        self.model.decode(tokens, self.memory, cache=self.cache)
+
     def advance(self, tokens: Tensor) -> Tensor:
         return self.model.decode(tokens[:, None], self.memory, cache=self.cache)[:, -1]
 

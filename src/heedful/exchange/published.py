@@ -48,11 +48,18 @@ def labels(path: str | Path) -> list[str]:
 
 def remark(path: str | Path) -> str:
     """What a person should know about a model that is used here otherwise than by its owners; usually nothing."""
-    kind = (
-        ""
-        if Path(path).is_file()
-        else (read_json(sentence_transformers.body(path) / "config.json") or {}).get("model_type")
-    )
+    kind, _ = family(path)
     if kind in ("bart", "led"):
         return f"{kind} models begin texts with <s> at home, and here only the target; fine-tuning adapts to it"
     return ""
+
+
+def family(path: str | Path) -> tuple[str, str]:
+    """The model_type of a folder, and the class of its tokenizer, as it states them."""
+    if Path(path).is_file():
+        return "", ""
+    body = sentence_transformers.body(path)
+    stated = [(read_json(body / file) or {}).get(key) for file, key in (
+        ("config.json", "model_type"), ("tokenizer_config.json", "tokenizer_class"))]  # fmt: skip
+    kind, class_name = (one if isinstance(one, str) else "" for one in stated)
+    return kind, class_name

@@ -78,8 +78,12 @@ def read_config(theirs: dict[str, Any], names: set[str]) -> DecoderOnlyConfig:
 
 
 def _read_rotary(theirs: dict[str, Any]) -> RotaryConfig:
-    """Two formats: `rope_theta` and `rope_scaling`, or, since transformers 5, both in `rope_parameters`."""
-    rope = {**(theirs.get("rope_scaling") or {}), **(theirs.get("rope_parameters") or {})}
+    """Two formats: `rope_theta` and `rope_scaling`, or, since transformers 5, both in `rope_parameters`. Of a folder
+    with both, transformers reads `rope_scaling`."""
+    name = "rope_scaling" if theirs.get("rope_scaling") else "rope_parameters"
+    rope = theirs.get(name) or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"{name} must be an object such as {{'rope_type': 'default'}}, not {rope!r:.100}")
     base = rope.get("rope_theta", theirs.get("rope_theta", 10000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":

@@ -54,10 +54,12 @@ class Attention:
         return weights, rows, self.read if kind == "decoder" else self.source
 
 
-def translated_parts(translator: Translator, text: str) -> list[tuple[str, Translation]]:
+def translated_parts(
+    translator: Translator, text: str, languages: tuple[str, str] = ("", "")
+) -> list[tuple[str, Translation]]:
     """The parts in which a text is translated, each with its own translation; one, unless the text is too long."""
-    parts = translator.parts(text)
-    return list(zip(parts, translator.translate(parts), strict=True))
+    parts, (source, target) = translator.parts(text), languages
+    return list(zip(parts, translator.translate(parts, source=source, target=target), strict=True))
 
 
 @torch.inference_mode()
@@ -90,7 +92,7 @@ def look(
         target, fertilities = found.tokens, found.fertilities
     tokens = translator.source.encode([source.strip()])[0]
     reading, _ = pad([framing.source(tokens)])
-    before, after = (_shown(translator.source, some) for some in ([*framing.before, *tokens], framing.after[1:]))
+    before, after = (shown(translator.source, some) for some in ([*framing.before, *tokens], framing.after[1:]))
     names = [*before, END, *after]
     inputs: list[str] | None = None
     with recorded(model, SelfAttention) as selves, recorded(model, MemoryAttention) as crosses:
@@ -102,7 +104,7 @@ def look(
     own = {side: [one for one in selves if one.name.startswith(side)] for side in ("encoder", "decoder")}
     return Attention(
         source=names,
-        target=[*_shown(translator.target, target), *([END] if translator.stepwise else [])],
+        target=[*shown(translator.target, target), *([END] if translator.stepwise else [])],
         encoder=stacked(own["encoder"]),
         decoder=stacked(own["decoder"]),
         cross=stacked(crosses),
@@ -132,7 +134,7 @@ def stacked(attentions: list[Recorded]) -> Tensor:
     return torch.stack(shown) if shown and len(shown) == len(found) else torch.zeros(0, 0, 0, 0)
 
 
-def _shown(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+def shown(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     """Each token as its text; a leading space is shown as ▁."""
     return [
         text.replace(" ", "▁") or tokenizer.token(token)

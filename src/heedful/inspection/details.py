@@ -1,6 +1,7 @@
 """Everything there is to see of one translation, as plain data: what the page draws and the API sends."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +54,7 @@ def described(translator: Translator, text: str, found: Translation) -> dict[str
         "score": found.score,
         "tokens": tokens_of(translator.target, found.tokens),
         "token_log_probs": found.token_log_probs,
-        "words": _confidence(translator.target, found),
+        "words": confidence(translator.target, found.text, found.tokens, found.token_log_probs),
         "alignment": found.alignment,
         "stepwise": translator.stepwise,
         "fertilities": word_fertilities(translator.source, text, found.fertilities),
@@ -173,19 +174,21 @@ def tokens_of(tokenizer: Tokenizer, tokens: list[int]) -> list[dict[str, Any]]:
     return [{"id": token, "text": text or tokenizer.token(token)} for token, text in zip(tokens, texts, strict=True)]
 
 
-def _confidence(tokenizer: Tokenizer, found: Translation) -> list[dict[str, Any]]:
+def confidence(
+    tokenizer: Tokenizer, written: str, tokens: Sequence[int], log_probs: Sequence[float]
+) -> list[dict[str, Any]]:
     """Each word with the probability of its least likely token: a chain is as sure as its weakest link."""
     sure: list[float] = []  # for each character but spaces
     group: list[int] = []  # tokens that make up whole characters
     worst = 1.0
-    for token, log_prob in zip(found.tokens, found.token_log_probs, strict=False):
+    for token, log_prob in zip(tokens, log_probs, strict=False):
         group, worst = [*group, token], min(worst, math.exp(log_prob))
         (text,) = tokenizer.decode([group])
         if "\ufffd" not in text or len(group) >= 4:
             sure += [worst] * len("".join(text.split()))
             group, worst = [], 1.0
     shown, place = [], 0
-    for word in words(found.text):
+    for word in words(written):
         probability = min(sure[place : place + len(word)], default=1.0)
         shown.append({"text": word, "probability": probability})
         place += len(word)

@@ -52,6 +52,13 @@ class KeyValueCache:
         self.length += new
         return self._key[:, :, self._start : end], self._value[:, :, self._start : end]
 
+    @property
+    def held(self) -> tuple[Tensor, Tensor]:
+        """The keys and values of the tokens that are kept: rows kv_heads length head."""
+        assert self._key is not None and self._value is not None
+        some = slice(self._start, self._end)
+        return self._key[:, :, some], self._value[:, :, some]
+
     def select(self, rows: Tensor) -> None:
         if self._key is not None and self._value is not None:
             self._key = self._selected(self._key, rows)

@@ -60,7 +60,10 @@ class Vectors:
         """faiss reads its file without checks, so it is read only if it has the size that such a graph has."""
         path, file = folder / "vectors.npy", folder / "vectors.faiss"
         with opening(path):
-            rows = np.load(regular(path), mmap_mode="r", allow_pickle=False)
+            try:
+                rows = np.load(regular(path), mmap_mode="r", allow_pickle=False)
+            except ValueError as error:  # numpy's message advises to unpickle it
+                raise ValueError(f"{path} is damaged: it cannot be read; build the index again") from error
             if rows.ndim != 2 or len(rows) != documents or rows.dtype != np.float32:
                 raise ValueError(f"{path} does not hold {documents:,} vectors; build the index again")
         if not file.exists():

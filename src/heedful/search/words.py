@@ -58,7 +58,10 @@ class Words:
             for file in folder.iterdir():
                 if regular(file).suffix == ".json":
                     read_json(file)
-            index = library.BM25.load(str(folder), allow_pickle=False, show_progress=False)
+            try:
+                index = library.BM25.load(str(folder), allow_pickle=False, show_progress=False)
+            except ValueError as error:  # numpy's message advises to unpickle it
+                raise ValueError(f"{folder} is damaged: its arrays cannot be read; build the index again") from error
             data, places, starts = (np.asarray(index.scores[name]) for name in ("data", "indices", "indptr"))
             known, words = index.vocab_dict, len(starts) - 1
             if not (

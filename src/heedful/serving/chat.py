@@ -110,13 +110,13 @@ async def _streamed(
     writing: Writing, written: openai.Written, asked: Chat, prompt: Prompt, timeout: float
 ) -> AsyncIterator[dict[str, Any]]:
     """The events of a stream. If the client disconnects, the generator is closed, and decoding stops."""
-    loop, frame = asyncio.get_running_loop(), _frame(writing, "chat.completion.chunk", prompt)
+    frame = _frame(writing, "chat.completion.chunk", prompt)
     (text,) = written.texts
-    deadline, begun = loop.time() + timeout, [False] * (asked.n or 1)
+    deadline, begun = asyncio.get_running_loop().time() + timeout, [False] * (asked.n or 1)
     try:
         for index in range(asked.n or 1):
             yield {**frame, "choices": [_choice(index, {"role": "assistant", "content": ""})]}
-        while (event := (await asyncio.wait_for(written.events.get(), deadline - loop.time()))[1]) is not None:
+        while (event := (await written.next_event(deadline))[1]) is not None:
             row, piece = event
             shown = piece.text if begun[row] else piece.text.lstrip()
             begun[row] = begun[row] or bool(shown)

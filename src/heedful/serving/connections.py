@@ -4,6 +4,7 @@ A place is one of the connections that may be open at a time. `limits.WholeBody`
 """
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from ipaddress import ip_network
 from typing import Any
@@ -14,6 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from heedful.serving.limits import MOST_HEAD
 
 PATIENCE = 15  # seconds
+SENDING = 1 << 18  # bytes that the system buffers for a client
+BEHIND = 4  # so many times the patience, a client may be behind with reading
 
 
 def configured(
@@ -57,10 +60,14 @@ def check_proxy(address: str) -> str:
 
 class Connection(H11Protocol):
     """HTTP/1.1, closed if within `timeout_keep_alive` seconds the head of a request is not complete, no next request
-    begins, or what was sent is not read."""
+    begins, or nothing is read of what was sent; and if the client is behind for `BEHIND` times as long, however much it
+    reads. A client that keeps up with a stream may take as long as the stream does."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # writing is paused whenever something is unsent
+        # A system's buffer of megabytes would hide for minutes that a client on a slow line does read.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENDING)
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         self._expect_head()
@@ -71,17 +78,12 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._writing = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
+        self._expect_reader(self.loop.time() + BEHIND * self.timeout_keep_alive)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._writing is not None:
             self._writing.cancel()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.transport.get_write_buffer_size():  # too little to pause writing, but a close waits until it is sent
-            self.loop.call_later(self.timeout_keep_alive + 1, self._abort_unsent)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -98,6 +100,13 @@ class Connection(H11Protocol):
         elif self._reading is None:
             self._reading = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
 
-    def _abort_unsent(self) -> None:
-        if self.transport.is_closing() and self.transport.get_write_buffer_size():
+    def _expect_reader(self, end: float) -> None:
+        wait = min(self.timeout_keep_alive, end - self.loop.time())
+        unsent = self.transport.get_write_buffer_size()
+        self._writing = self.loop.call_later(wait, self._check_reader, unsent, end)
+
+    def _check_reader(self, unsent: int, end: float) -> None:
+        if self.loop.time() >= end or self.transport.get_write_buffer_size() >= unsent:
             self.transport.abort()
+        else:
+            self._expect_reader(end)

@@ -157,6 +157,13 @@ class Written:
     texts: list[Text]
     events: "asyncio.Queue[tuple[int, tuple[int, Piece] | None]]"  # (which text, its next piece; None at its end)
 
+    async def next_event(self, deadline: float) -> tuple[int, tuple[int, Piece] | None]:
+        """Late is late, even if the client reads so slowly that there always is a next one."""
+        left = deadline - asyncio.get_running_loop().time()
+        if left <= 0:
+            raise TimeoutError
+        return await asyncio.wait_for(self.events.get(), left)
+
     def give_up(self) -> None:
         for text in self.texts:
             if not text.job.future.done():
@@ -215,14 +222,14 @@ async def _streamed(
     writing: Writing, written: Written, asked: Completion, timeout: float
 ) -> AsyncIterator[dict[str, Any]]:
     """The events of a stream. If the client disconnects, the generator is closed, and decoding stops."""
-    loop, shown, count, config = asyncio.get_running_loop(), frame(writing), asked.n or 1, asked.generation()
-    deadline, left = loop.time() + timeout, len(written.texts)
+    shown, count, config = frame(writing), asked.n or 1, asked.generation()
+    deadline, left = asyncio.get_running_loop().time() + timeout, len(written.texts)
     try:
         for number, text in enumerate(written.texts):
             for row in range(count if asked.echo else 0):
                 yield {**shown, "choices": [_choice(number * count + row, text.prompt)]}
         while left:
-            number, event = await asyncio.wait_for(written.events.get(), deadline - loop.time())
+            number, event = await written.next_event(deadline)
             if event is not None:
                 row, piece = event
                 probs = None if asked.logprobs is None else _log_probs(writing, [piece], asked.logprobs)

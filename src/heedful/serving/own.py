@@ -44,7 +44,8 @@ class Body(BaseModel):
 class Asked(Body):
     """What to translate, and how. `model`: its name; by default the first. For a model that reads context, the texts
     are consecutive sentences of a document; `context`: those before them, each with its translation. `source` and
-    `target`: the languages, for a model that knows several."""
+    `target`: the languages, for a model that knows several. `length`: short, medium, long or a number, for a summariser
+    with length tokens."""
 
     text: str | list[str]
     model: str = ""
@@ -58,6 +59,7 @@ class Asked(Body):
     context: Annotated[list[tuple[Sentence, Sentence]], Field(max_length=16)] = []
     source: Code = ""
     target: Code = ""
+    length: str = Field("", max_length=10)
     alignment: bool = True
 
     def config(self) -> GenerationConfig:
@@ -270,10 +272,11 @@ def _zero_shot(known: Languages, asked: Asked) -> list[str]:
 
 def _request(text: str, asked: Asked | Inspected, known: Languages) -> Text:
     required, banned = ([clean(one) for one in some] for some in (asked.constraints, asked.avoid))
+    length = asked.length if isinstance(asked, Asked) else ""
     try:
-        known.framing(asked.source, asked.target)
+        known.framing(asked.source, asked.target, length)
         prefix = clean(asked.target_prefix)
-        return Text(clean(text), prefix, required, banned, source=asked.source, target=asked.target)
+        return Text(clean(text), prefix, required, banned, source=asked.source, target=asked.target, length=length)
     except ValueError as error:
         raise RefusedError(400, str(error)) from None
 

@@ -29,12 +29,14 @@ class Denoiser(Translator):
         self.model, self._measure = model, measure
         self.spans = isinstance(tokenizer, Marked) and tokenizer.marks == tokenizer.sentinels
 
-    def predict(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+    def predict(
+        self, texts: Sequence[str], *, source: str = "", target: str = "", length: str = ""
+    ) -> list[dict[str, Any]]:
         """`text`: the completed text; `written`: what the decoder wrote; `score`: its rank among others."""
         rows = self.source.encode([text.strip() for text in texts])
         for number, row in enumerate(rows, start=1):
             self._check(number, texts[number - 1], row)
-        found = self.translate(list(texts))
+        found = self.translate(list(texts), source=source, target=target, length=length)
         written = [one.text for one in found]
         filled = written
         if self.spans:

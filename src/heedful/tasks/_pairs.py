@@ -13,6 +13,7 @@ from torch import Tensor
 from heedful.data import batches
 from heedful.data.context import InContext, Read
 from heedful.data.languages import Framing, Languages, plain
+from heedful.data.lengths import bounds, numbers_of
 from heedful.data.mixed import Mixed
 from heedful.data.padding import Row, pad
 from heedful.data.prepare import Prepared
@@ -46,9 +47,10 @@ class PairBatch:
 
 
 class Pairs:
-    """The tokenised pairs of a corpus or a mixture, to train on and to validate on: columns 0 and 1 of their stores."""
+    """The tokenised pairs of a corpus or a mixture, to train on and to validate on: columns 0 and 1 of their stores.
+    `lengths`: how many length tokens sources begin with."""
 
-    def __init__(self, prepared: Prepared, settings: Settings) -> None:
+    def __init__(self, prepared: Prepared, settings: Settings, *, lengths: int = 0) -> None:
         self.prepared, self.cost = prepared, settings.cost
         self.smoothing, self.dropout = settings.label_smoothing, settings.bpe_dropout
         self.train = self._store("train")
@@ -56,6 +58,14 @@ class Pairs:
         directions = [part.direction for part in prepared.parts if part.direction is not None]
         self.languages = Languages(prepared.tokenizers, settings.layout, directions)
         self.framings = [self.languages.framing(*(part.direction or ())) for part in prepared.parts]
+        known = len(prepared.tokenizers[0].lengths)
+        if known != lengths:
+            raise ValueError(
+                f"start_from: this model was trained with task.length_tokens={known}; set the same for the task "
+                "summarisation, or train from nothing"
+            )
+        # The longest targets of each length but the last.
+        self.bounds = bounds(self.train.lengths(1), lengths) if lengths else None
         self.context, self.limit = settings.context, settings.max_length
         # What batches are cut from.
         self.learnt: Rows = self._in_context("train") if self.context else self.train
@@ -126,6 +136,10 @@ class Pairs:
         if isinstance(rows, InContext):
             (sources, _), (targets, before) = (rows.rows(column, numbers, read) for column in (0, 1))
             return collate(sources, targets, tokenizers, before=before)
+        if self.bounds is not None:
+            asked = numbers_of(rows.rows(1, numbers), self.bounds)
+            framings = [self.languages.framing(length=str(number)) for number in asked]
+            return collate(read(0, numbers), read(1, numbers), tokenizers, framings)
         owners = rows.owners(numbers).tolist() if isinstance(rows, Mixed) else []
         return collate(read(0, numbers), read(1, numbers), tokenizers, [self.framings[owner] for owner in owners])
 

@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field, model_validator
 
 from heedful.data.columns import Column, Columns
 from heedful.data.corpus import Fault, read_rows
+from heedful.data.lengths import length_token
 from heedful.data.prepare import Prepared
 from heedful.decoding.generation import GenerationConfig
 from heedful.evaluation.rouge import lead, rouge
@@ -30,7 +32,9 @@ TARGETS = ("summary", "highlights", "tldr", "output")
 
 
 class SummarisationConfig(TaskConfig):
-    """`stem`: compare Porter stems in ROUGE, as some published figures do (English only)."""
+    """`stem`: compare Porter stems in ROUGE, as some published figures do (English only). `length_tokens`: so many
+    lengths of summaries are told apart in training, by a token before the document, so that they can be asked for: see
+    `data/lengths.py`. 0 = off."""
 
     trains: ClassVar[type[Model]] = SequenceToSequence
     metrics: ClassVar[Mapping[str, Direction]] = {
@@ -43,6 +47,17 @@ class SummarisationConfig(TaskConfig):
         "`heedful evaluate` gives the figures to report, with the first sentences of the documents beside them."
     )
     stem: bool = False
+    length_tokens: int = Field(0, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def _lengths_differ(self) -> "SummarisationConfig":
+        if self.length_tokens == 1:
+            raise ValueError("task.length_tokens=1 tells nothing apart; choose 2 or more, or 0")
+        return self
+
+    @property
+    def specials(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(length_token(number) for number in range(1, self.length_tokens + 1))
 
     @property
     def columns(self) -> Columns:
@@ -52,7 +67,7 @@ class SummarisationConfig(TaskConfig):
         )
 
     def positions(self, longest: int) -> dict[str, int]:
-        return {"encoder": longest + 1, "decoder": longest + 1}
+        return {"encoder": longest + 1 + bool(self.length_tokens), "decoder": longest + 1}
 
     def fitted(self, model: dict[str, Any], prepared: Prepared) -> dict[str, Any]:
         return fitted_pair(model, prepared)
@@ -83,12 +98,16 @@ class SummarisationConfig(TaskConfig):
 
 class Summarisation:
     def __init__(self, config: SummarisationConfig, prepared: Prepared, settings: Settings) -> None:
-        self.config, self.prepared, self.pairs = config, prepared, Pairs(prepared, settings)
+        self.config, self.prepared = config, prepared
+        self.pairs = Pairs(prepared, settings, lengths=config.length_tokens)
         self.limit = settings.max_length
         rouge(["a"], [["a"]], stem=config.stem)  # fails now if it is not installed
         cut = prepared.facts.get("cut", 0)
         note = f"{cut:,} texts are longer than {self.limit} tokens (data.max_length): only their beginning is read"
         self.notes = [note] if cut else []
+        if self.pairs.bounds is not None:
+            longest = ", ".join(map(str, self.pairs.bounds))
+            self.notes.append(f"summaries have {config.length_tokens} lengths: up to {longest} tokens, and longer")
 
     def epoch(self, number: int, *, budget: int, seed: int) -> Iterator[np.ndarray]:
         return self.pairs.epoch(number, budget=budget, seed=seed)

@@ -50,6 +50,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
+LENGTH = re.compile(r"<length_(\d+)>")
 LANGUAGE = re.compile(r"<2([\w-]+)>|>>(\w+)<<|__(\w+)__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 SMALL = 8000  # tokens
@@ -249,6 +250,12 @@ class Tokenizer:
     def languages(self) -> dict[str, int]:
         """Language tokens, by language code."""
         return {next(code for code in found.groups() if code): index for index, found in self._matching(LANGUAGE)}
+
+    @cached_property
+    def lengths(self) -> dict[int, int]:
+        """The tokens that tell a model how long to write, by number: see `data/lengths.py`."""
+        known = {int(found[1]): index for index, found in self._matching(LENGTH)}
+        return known if sorted(known) == [*range(1, len(known) + 1)] else {}
 
     def _matching(self, pattern: re.Pattern[str]) -> list[tuple[int, re.Match[str]]]:
         names = [(index, pattern.fullmatch(self.token(index))) for index in sorted(self.specials)]

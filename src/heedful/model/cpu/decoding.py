@@ -5,6 +5,8 @@ packed once, and native/ runs them. Keys and values stay where they were written
 that point to them.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -194,6 +196,8 @@ class KernelSteps:
 
     def __init__(self, model: Lowered, states: Tensor, additive: Tensor, length: int) -> None:
         self.plan, self.stack, self.last, self.additive = model.plan, model.decoder, model.last, additive
+        self.model: Any = model.model
+        self.states = states
         self.length, self.room = 0, max(1, length)
         heads, width = self.stack.layers.cross_heads, self.stack.width
         sources = [panels(states) for panels in self.stack.read]  # of each layer
@@ -202,6 +206,21 @@ class KernelSteps:
         self.origin = torch.empty(0, self.room, dtype=torch.int32)  # rows room: the slot of each token of a row
         self.positions = self.stack.positions(self.room)
         self.scores = floats(0, 0)  # rows vocab
+
+    def read(self, tokens: Tensor) -> None:
+        """What was written before the first step, in one pass of the modules: sentences target."""
+        sentences, length = tokens.shape
+        states = self.states.unflatten(0, (sentences, -1))
+        memory = self.model.decoder.read(states, self.additive[:, : states.shape[1]] == 0)
+        cache = self.model.new_cache(length)
+        self.model.decode(tokens, memory, cache=cache)
+        self.room = max(self.room, length + 1)
+        self._make_room(sentences)
+        for store, layer in zip(self.store, cache.layers, strict=True):
+            for place, held in enumerate(layer.held):
+                store[:length, :, place] = held.permute(2, 0, 1, 3).flatten(2)
+        self.origin[:, :length] = torch.arange(sentences, dtype=torch.int32)[:, None]
+        self.length = length
 
     def advance(self, tokens: Tensor) -> Tensor:
         """The next token of each row -> final states: rows width."""
