@@ -7,8 +7,8 @@
 The base learns English to French from sentences of Tatoeba (../shared/data/multi-en-xx); the domain is the manual of
 Python (../shared/data/pydocs-en-fr). Every method trains for as many steps on the same pairs, with the learning rate
 that suits it (RATES). BLEU is that of 500 test sentences of the domain, and of 500 of the base's: what is forgotten.
-`size` is that of the weights in the folder; memory and time are those of the training. Then 50 adapters of one base in one server: memory, and sentences per second in batches of mixed adapters,
-beside the base alone.
+`size` is that of the weights in the folder; memory and time are those of the training. Then 50 adapters of one base in
+one process: memory, and sentences per second in batches of mixed adapters, beside the base alone.
 
 If interrupted, the same command resumes.
 """
