@@ -82,3 +82,21 @@ def test_the_loss_without_smoothing_is_known_beside_the_smoothed_one(smoothing, 
     chunked = vocabulary_cross_entropy(states, weight, bias, targets, smoothing=smoothing)
     assert chunked.plain.item() == pytest.approx(wanted, rel=1e-5)
     assert vocabulary_cross_entropy(states, weight, bias, targets).plain is None
+
+
+@pytest.mark.parametrize("frozen", [{"weight"}, {"bias"}, {"weight", "bias"}, {"states"}])
+def test_what_is_frozen_gets_no_gradient_and_the_others_the_same(frozen):
+    torch.manual_seed(5)
+    given = {"states": torch.randn(391, 8), "weight": torch.randn(30, 8), "bias": torch.randn(30)}
+    targets = torch.randint(0, 30, (391,))
+    gradients = []
+    for free in (set(given), set(given) - frozen):
+        inputs = {name: one.clone().requires_grad_(name in free) for name, one in given.items()}
+        found = vocabulary_cross_entropy(*inputs.values(), targets, smoothing=0.1)
+        found.total.backward()
+        gradients.append({name: one.grad for name, one in inputs.items()})
+    for name in given:
+        if name in frozen:
+            assert gradients[1][name] is None
+        else:
+            torch.testing.assert_close(gradients[1][name], gradients[0][name])

@@ -85,7 +85,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         dloss/dlogits = p - (1 - e) onehot(t) - e/V
 
     The last term is the same for all words, so it needs no pass over the vocabulary: its share of a sum over words is a
-    product with the sum of W's rows.
+    product with the sum of W's rows. Frozen weights get no gradient.
     """
 
     @staticmethod
@@ -94,9 +94,9 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         even, vocab = smoothing / len(weight), len(weight)
         states = states.detach()
-        summed = weight.sum(0)
-        d_states, d_weight = torch.empty_like(states), torch.empty_like(weight)
-        d_bias = None if bias is None else torch.zeros_like(bias)
+        d_states = torch.empty_like(states)
+        d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        d_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         loss = states.new_zeros((), dtype=torch.float64)
         rows = min(len(states), max(128, HELD // vocab))
         scores = states.new_empty(rows, vocab)
@@ -107,23 +107,25 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
             forwards(logits, some)
             loss += cross_entropy_(logits, targets[start : start + rows], 1 - smoothing)
             backwards(d_states[start : start + rows], logits)
-            weight_gradient(d_weight, logits, some, add=start > 0)
+            if d_weight is not None:
+                weight_gradient(d_weight, logits, some, add=start > 0)
             if d_bias is not None:
                 d_bias += logits.sum(0)
         if smoothing:
-            every = states.sum(0)
+            every, summed = states.sum(0), weight.sum(0)
             loss -= even * (
                 every.double() @ summed.double() + (0 if bias is None else len(states) * bias.double().sum())
             )
             d_states -= even * summed
-            d_weight -= even * every
+            if d_weight is not None:
+                d_weight -= even * every
             if d_bias is not None:
                 d_bias -= even * len(states)
-        ctx.save_for_backward(d_states, d_weight, *([] if d_bias is None else [d_bias]))
+        ctx.save_for_backward(d_states, d_weight, d_bias)
         return loss.to(states.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        found = [saved * grads[0] for saved in ctx.saved_tensors]
-        return found[0], found[1], found[2] if len(found) == 3 else None, None, None
+        states, weight, bias = (None if saved is None else saved * grads[0] for saved in ctx.saved_tensors)
+        return states, weight, bias, None, None

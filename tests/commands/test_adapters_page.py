@@ -35,7 +35,7 @@ def test_the_commands_of_the_page_run(tmp_path):
                               timeout=300)  # fmt: skip
         assert done.returncode == 0, (line, done.stderr[-800:])
         assert done.stdout.strip(), line
-    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    (code,) = re.findall(r"```py\n(.*?)```", text, flags=re.DOTALL)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "2", done.stderr[-800:]
 

@@ -1,4 +1,4 @@
-"""The commands of docs/fine-tuning-preferences.md, run as they stand, with small models."""
+"""The commands of docs/preferences.md, run as they stand, with small models."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.corpora import pairs
 
-PAGE = Path(__file__).parents[2] / "docs" / "fine-tuning-preferences.md"
+PAGE = Path(__file__).parents[2] / "docs" / "preferences.md"
 SHORT = (
     " training.steps=4 training.warmup=1 training.validate_every=4 training.save_every=4 training.batch_tokens=600"
     " training.log_every=1"
