@@ -3,7 +3,7 @@
 import json
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,15 +17,12 @@ from safetensors.torch import load_file
 
 from heedful.adapters import AdapterConfig, install
 from heedful.bases import Base, digest_of
-from heedful.bounded import read_object, read_yaml
+from heedful.bounded import read_yaml
 from heedful.checkpoint import average, newest, regular, set_aside
-from heedful.data import dialogues, preferences
 from heedful.data.check import Report
-from heedful.data.columns import has_answers, has_messages, has_prompts
 from heedful.data.inputs import Inputs, look_over
 from heedful.data.mixture import Mixture, prepare_mixture
 from heedful.data.prepare import Prepared, load_tokenizers, prepare, save_tokenizers
-from heedful.data.squad import as_jsonl
 from heedful.files import locked, write_text
 from heedful.model.architecture import ArchitectureConfig, Model
 from heedful.model.create import create
@@ -33,16 +30,15 @@ from heedful.tasks import Settings, Task
 from heedful.text.tokenizer import BREAK, Tokenizer
 from heedful.training.anchor import anchor_for
 from heedful.training.card import card
+from heedful.training.earlier import FREE, earlier, refuse_changes
+from heedful.training.held_out import save_test
 from heedful.training.journal import Journal, read_metrics
 from heedful.training.loop import Trainer
 from heedful.training.parallel import World, join
 from heedful.training.plan import Budget, fit_memory, parse_budget, plan, readable_words, relative_cost, with_characters
-from heedful.training.recipe import Recipe, differences, parse_recipe
+from heedful.training.recipe import Recipe, parse_recipe
 from heedful.training.start import layout_of, take_weights, tokenizers_of
 from heedful.training.step import load_trained
-
-# Keys that may change when a training is resumed: they affect what is shown, not the result.
-FREE = ("training.log_every", "training.samples", "data.source_language", "data.target_language")
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,7 @@ def _run(
     show: Callable[[Prepared, Recipe], None],
     world: World,
 ) -> Result:
-    known = _earlier(out)
+    known = earlier(out)
     if isinstance(inputs, Inputs):
         inputs = replace(inputs, documents=recipe.data.context > 0)
     asked: dict[str, Any] = {
@@ -116,7 +112,7 @@ def _run(
             "train in one process"
         )
     if known is not None:
-        _refuse_changes(known, asked, out)
+        refuse_changes(known, asked, out)
     out.mkdir(parents=True, exist_ok=True)
     journal = Journal(out, steps=0, speaks=world.leads)
     report = None
@@ -291,42 +287,6 @@ def _load_into(trainer: Trainer, out: Path) -> None:
     load_trained(model, load_file(out / "model.safetensors"), trainer.base | aside)
 
 
-def _earlier(out: Path) -> dict[str, Any] | None:
-    """The arguments of an earlier start in this folder."""
-    path = out / "asked.json"
-    if not path.exists():
-        if (out / "model.safetensors").exists():
-            raise ValueError(f"{out} holds a model that was not trained here; choose another --out")
-        return None
-    return _asked(path)
-
-
-def _asked(path: Path) -> dict[str, Any]:
-    data = read_object(path)
-    if not isinstance(data.get("recipe"), dict) or not isinstance(data.get("data"), dict):
-        raise ValueError(f"{path} is damaged: it does not hold the recipe and the files of a training")
-    return {"budget": "", **data}
-
-
-def _refuse_changes(known: dict[str, Any], asked: dict[str, Any], out: Path) -> None:
-    # Keys that were added since, with a default, are not a change.
-    known = {**known, "recipe": parse_recipe(known["recipe"]).model_dump(mode="json")}
-    changed = [line for line in differences(known, asked) if not _is_free(line, known)]
-    if not changed:
-        return
-    if changed == [line for line in changed if line.startswith("data.")]:
-        raise ValueError(f"the files have changed since {out} was started; give the same ones, or choose another --out")
-    listed = "; ".join(line.removeprefix("recipe.") for line in changed)
-    raise ValueError(f"{out} was started with another recipe ({listed}); use the old values, or choose another --out")
-
-
-def _is_free(line: str, known: dict[str, Any]) -> bool:
-    key = line.partition(":")[0].removeprefix("recipe.")
-    if key == "training.steps":  # allowed if the learning rate does not depend on it
-        return known["recipe"]["training"]["schedule"] in ("inverse_sqrt", "constant") and not known["budget"]
-    return key in FREE
-
-
 def _prepare(
     recipe: Recipe,
     inputs: Inputs | Mixture,
@@ -362,41 +322,11 @@ def _prepare(
     if world.leads:
         if budget is not None:
             save_tokenizers(out, prepared.tokenizers)
-            _save_test(prepared, out, documents=recipe.data.context > 0)
+            save_test(prepared, out, documents=recipe.data.context > 0)
             if prepared.labels:
                 write_text(out / "labels.json", json.dumps(prepared.labels, indent=2, ensure_ascii=False))
         world.wait()
     return prepared
-
-
-def _save_test(prepared: Prepared, out: Path, documents: bool) -> None:
-    """Save the held-out test rows for `heedful evaluate MODEL`; labelled ones with a header row, questions as JSONL,
-    since spaces count where an answer is a place in a text; documents are separated by blank lines. Each part of a
-    mixture has a file of its own."""
-    for part in prepared.parts:
-        _save_rows(part.texts("test"), out / f"test.{part.name}.tsv")
-    if prepared.parts:
-        return
-    if prepared.has("test") and has_messages(prepared.columns):
-        write_text(out / "test.jsonl", "".join(map(dialogues.as_jsonl, prepared.texts("test"))))
-    elif prepared.has("test") and has_prompts(prepared.columns):
-        lines = (preferences.as_jsonl(row, prepared.columns) for row in prepared.texts("test"))
-        write_text(out / "test.jsonl", "".join(lines))
-    elif prepared.has("test") and has_answers(prepared.columns):
-        write_text(out / "test.jsonl", "".join(map(as_jsonl, prepared.texts("test"))))
-    elif prepared.has("test"):
-        names = [] if all(column.is_text for column in prepared.columns) else [tuple(c.name for c in prepared.columns)]
-        rows = [*names, *prepared.texts("test")]
-        if documents:
-            begins = prepared.places("test") == 0
-            rows = [row for place, row in enumerate(rows) for row in ([(), row] if place and begins[place] else [row])]
-        _save_rows(rows, out / "test.tsv")
-
-
-def _save_rows(rows: Sequence[Sequence[str]], file: Path) -> None:
-    lines = ("\t".join(" ".join(cell.split()) for cell in row) + "\n" for row in rows)
-    if rows:
-        write_text(file, "".join(lines))
 
 
 def _resolve(
