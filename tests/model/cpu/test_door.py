@@ -100,6 +100,7 @@ FIELDS = {
         "encoder": TransformerConfig,
         "decoder": TransformerConfig,
         "head": VocabularyConfig,
+        "heads": [({"heads": [{"kind": "reward"}]}, None)],
     },
     TokensConfig: {
         "width": [({"embedding.width": 8}, "decoder.lift: Linear in its place: no kernel yet")],
