@@ -53,7 +53,7 @@ def test_inspect_writes_the_page_and_returns_its_data(place):
     assert '"c b a"' in (place / "abc.html").read_text(encoding="utf-8")
     with pytest.raises(ValueError, match="the text is empty"):
         heedful.inspect("runs/my-model", " ")
-    with pytest.raises(ValueError, match="holds a Generator, not a Translator, Classifier or Regressor"):
+    with pytest.raises(ValueError, match="holds a Generator, not a Translator, Chatter, Classifier or Regressor"):
         heedful.inspect("runs/book", "the")
 
 

@@ -144,7 +144,7 @@ def test_a_bad_step_is_skipped_and_counted(corpus, tmp_path, monkeypatch):
     def sometimes_nan(self, batch, carried):
         calls["count"] += 1
         factor = math.nan if calls["count"] in (8, 9) else 1.0
-        return {name: one * factor for name, one in plain(self, batch, carried)[0].items()}, {}, {}
+        return {name: one * factor for name, one in plain(self, batch, carried)[0].items()}, {}, {}, {}
 
     monkeypatch.setattr(StepLoss, "forward", sometimes_nan)
     run(corpus, tmp_path / "run")
@@ -160,7 +160,7 @@ def test_too_many_bad_steps_end_training_and_keep_the_last_good_model(corpus, tm
     def soon_nan(self, batch, carried):
         calls["count"] += 1
         factor = math.nan if calls["count"] > 15 else 1.0
-        return {name: one * factor for name, one in plain(self, batch, carried)[0].items()}, {}, {}
+        return {name: one * factor for name, one in plain(self, batch, carried)[0].items()}, {}, {}, {}
 
     monkeypatch.setattr(StepLoss, "forward", soon_nan)
     with pytest.raises(DivergedError, match="4 steps in a row, up to step 18; lower training.learning_rate"):

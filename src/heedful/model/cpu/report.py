@@ -38,6 +38,8 @@ def report(model: Model) -> list[Row]:
     whole = parallel_plan(model) if isinstance(model, ParallelSequenceToSequence) else plan_of(model)
     rows: list[Row] = []
     for name, part in model.named_children():
+        if isinstance(part, nn.ModuleDict) and not len(part):  # no heads
+            continue
         reason = _decoding_reason(name, whole) if missing is None else missing
         if isinstance(part, Transformer):
             rows += _stack(name, part, reason)
