@@ -126,6 +126,8 @@ class PrefixSoftmax(Adapted, Softmax):
         bias = sight.bias()
         scores = self.scale * query @ share(key, query.shape[1]).transpose(-2, -1)
         scores = scores if bias is None else scores + bias.to(scores.dtype)
+        term = sight.score(query, key)
+        scores = scores if term is None else scores + self.scale * term.to(scores.dtype)
         visible = sight.mask.dense(query.shape[2], key.shape[2], query.device)
         scores = scores if visible is None else scores.masked_fill(~visible, -torch.inf)
         theirs = scores.logsumexp(-1, keepdim=True)
