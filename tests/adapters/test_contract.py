@@ -138,3 +138,25 @@ def test_int8_stays_close_and_lets_gradients_through():
     assert 0 < (run(model, "decoder_only") - plain).abs().max() < 0.1 * plain.abs().max()
     run(shaken(model, names), "decoder_only").square().sum().backward()
     assert all((parameter.grad is not None) == (name in names) for name, parameter in model.named_parameters())
+
+
+@pytest.mark.parametrize("position", ["rotary", "alibi", "relative"])
+def test_the_weights_shown_beside_a_prefix_are_those_that_are_used(position):
+    from heedful.adapters.prefix import PrefixSoftmax
+    from heedful.model.attention.reference import share
+
+    model, _, _ = adapted("prefix", "decoder_only", position=position)
+    seen = []
+
+    def look(mix, inputs, options, output):
+        query, key, value = inputs
+        seen.append((mix.weights(query, key, sight=options["sight"]) @ share(value, query.shape[1]), output))
+
+    for module in model.modules():
+        if isinstance(module, PrefixSoftmax):
+            torch.nn.init.zeros_(module.prefix.value)  # so that only the text's keys count in the output
+            module.register_forward_hook(look, with_kwargs=True)
+    run(model, "decoder_only")
+    assert len(seen) == 2
+    for expected, output in seen:
+        torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
