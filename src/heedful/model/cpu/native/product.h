@@ -64,6 +64,7 @@ INLINE void add_floats(int rows, int wide, Line sums[][ACROSS * PARTS], const fl
             Line lines[ACROSS * PARTS];
             for (int part = 0; part < together * PARTS; part++)
                 lines[part] = load_line(w + (one + part / PARTS) * panel + part % PARTS * LANES);
+            if (rows == TILE && panel) __builtin_prefetch(w + panel); /* with fewer rows, it takes longer */
             for (int row = 0; row < rows; row++)
                 for (int part = 0; part < together * PARTS; part++)
                     sums[row][one * PARTS + part] += x[row * across] * lines[part];
@@ -98,6 +99,7 @@ INLINE void sum_int8(int rows, int across, WholeLine exact[][ACROSS * PARTS], co
     for (Count k = 0; k < depth; k += 2) /* depth is even */
         for (int one = 0; one < across; one++) {
             const int8_t *at = w + one * panel + k * PANEL;
+            if (rows > 2) __builtin_prefetch(at + across * panel); /* what comes next, from a farther cache */
 #if defined(__x86_64__)
             Widened lines[PARTS];
             for (int part = 0; part < PARTS; part++) lines[part] = widened(at + 2 * LANES * part);
@@ -159,13 +161,15 @@ INLINE void few(int rows, const Product *job, Count row, Count panel, Count end,
 
 FAST static void tiles(const Product *job, Count first, Count end, Count from, Count depth) {
     Count rest = job->rows % TILE;
-    if (job->rows >= TILE)
-        for (Count panel = first; panel < end; panel++)
+    for (; first < end; first += ACROSS) { /* all rows while these weights are near: from memory they come once */
+        Count until = first + ACROSS < end ? first + ACROSS : end;
+        for (Count panel = first; panel < until; panel++)
             for (Count row = 0; row + TILE <= job->rows; row += TILE) tile(TILE, 1, job, row, panel, from, depth);
-    switch (rest) {
-#define CASE(count) case count: few(count, job, job->rows - rest, first, end, from, depth); break;
-        CASES
+        switch (rest) {
+#define CASE(count) case count: few(count, job, job->rows - rest, first, until, from, depth); break;
+            CASES
 #undef CASE
+        }
     }
 }
 
