@@ -9,6 +9,7 @@ import heedful
 from heedful.data.columns import DOCUMENT
 from heedful.data.inputs import Inputs
 from heedful.decoding.generation import GenerationConfig
+from heedful.decoding.stepper import KernelPromptStepper, PromptStepper
 from heedful.generator import Generator, Prompt
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
@@ -46,15 +47,18 @@ def test_prompts_are_continued_together_as_they_are_alone(generator, config):
 
 def test_the_model_is_called_once_a_step_for_all(generator, monkeypatch):
     calls = []
-    plain = type(generator.model).decode
-
-    def counted(self, tokens, **facts):
-        calls.append(len(tokens))
-        return plain(self, tokens, **facts)
-
-    monkeypatch.setattr(type(generator.model), "decode", counted)
+    for stepper in (PromptStepper, KernelPromptStepper):
+        monkeypatch.setattr(stepper, "advance", counted(stepper.advance, calls))
     generator.generate(["the quick", "the lazy", "the"] * 2, GenerationConfig(num_beams=1, max_new_tokens=5))
-    assert len(calls) == 6 and calls[0] == 6
+    assert len(calls) == 5 and calls[0] == 6
+
+
+def counted(plain, calls):
+    def found(self, tokens):
+        calls.append(len(tokens))
+        return plain(self, tokens)
+
+    return found
 
 
 def test_parallel_streams_serve_threads_and_draw_different_samples(generator):
@@ -109,3 +113,20 @@ def test_padding_does_not_reach_a_continuation(generator):
         valid = torch.tensor([[False] * 4 + [True] * text.shape[1]])
         stepper = PromptStepper(model, padded, length=4, valid=valid)
         torch.testing.assert_close(stepper.advance(text[:, -1])[0], alone.log_softmax(-1), atol=1e-5, rtol=1e-4)
+
+
+def test_int8_weights(generator):
+    folder = generator.folder
+    quick = heedful.load(folder, quantize="int8")
+    assert sum(weight.numel() for weight in quick.model.parameters()) < sum(
+        weight.numel() for weight in generator.model.parameters()
+    )
+    for text in ("the quick", "lazy dog"):
+        one, other = quick.log_probs(text), generator.log_probs(text)
+        assert one == pytest.approx(other, abs=0.1) and one != other
+    greedy = GenerationConfig(num_beams=1, max_new_tokens=8)
+    assert quick.generate("the quick", greedy)[0].text == generator.generate("the quick", greedy)[0].text
+    with pytest.raises(ValueError, match="unknown quantize 'int4'; known: int8"):
+        heedful.load(folder, quantize="int4")
+    with pytest.raises(ValueError, match="adapters share one base in float32; leave out quantize"):
+        heedful.load(folder, quantize="int8", adapters={"a": folder})

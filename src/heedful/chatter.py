@@ -13,9 +13,10 @@ from typing import Any
 from heedful.checkpoint import load_model, open_adapters, open_tokenizers, read_config
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.streams import cores
-from heedful.generator import Generator, Piece
+from heedful.generator import Generator, Piece, refuse_both
 from heedful.generator import Prompt as Written
 from heedful.model.architecture import LanguageModel, SequenceToSequence
+from heedful.model.int8 import quantize_as
 from heedful.text.chat import Chat, Message, Prompt, TooLongError
 
 CONVERSATIONS = ("dialogue", "instructions")  # the tasks whose models hold conversations
@@ -115,9 +116,14 @@ class Chatter:
 
 
 def load(
-    folder: str | Path, *, streams: int | None = None, adapters: Mapping[str, str | Path] | None = None
+    folder: str | Path,
+    *,
+    streams: int | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
+    quantize: str = "",
 ) -> Chatter:
-    """The model of a folder, to talk with: trained on dialogues or instructions, or any language model."""
+    """The model of a folder, to talk with: trained on dialogues or instructions, or any language model. The options are
+    those of `generator.load`."""
     folder = Path(folder)
     model = load_model(folder)
     if not isinstance(model, LanguageModel | SequenceToSequence):
@@ -130,7 +136,9 @@ def load(
             f"{folder} was trained for {kind}, not on dialogues or instructions; use heedful translate or predict"
         )
     (tokenizer,) = open_tokenizers(folder, model, columns=1)
+    refuse_both(adapters, quantize)
     open_adapters(folder, model, adapters or {})
+    quantize_as(model, quantize)
     streams = cores() if streams is None else streams
     generator = Generator(model, tokenizer, streams=streams, adapters=tuple(adapters or ()))
     limit = config.get("data", {}).get("max_length") if kind in CONVERSATIONS else None

@@ -26,6 +26,7 @@ from heedful.decoding.stepper import Recurrence
 from heedful.decoding.stops import until
 from heedful.decoding.streams import cores
 from heedful.model.architecture import LanguageModel, SequenceToSequence
+from heedful.model.int8 import quantize_as
 from heedful.text.tokenizer import Tokenizer
 
 BATCH_TOKENS = 16_384  # per batch, prompts and continuations together
@@ -261,22 +262,30 @@ class _Pieces:
         return max(ends, default=0)
 
 
+def refuse_both(adapters: Mapping[str, str | Path] | None, quantize: str) -> None:
+    if adapters and quantize:
+        raise ValueError("adapters share one base in float32; leave out quantize")
+
+
 def load(
     folder: str | Path,
     *,
     recurrence: Recurrence | None = None,
     streams: int | None = None,
     adapters: Mapping[str, str | Path] | None = None,
+    quantize: str = "",
 ) -> Generator:
     """The language model of a folder. `streams`: batches at once, by default one per core; `adapters`: those that
-    prompts may choose, by name."""
+    prompts may choose, by name; `quantize`: int8, for a quarter of the weight memory."""
     folder = Path(folder)
     model = load_model(folder)
     if not isinstance(model, LanguageModel):
         kind = model.config.kind
         raise ValueError(f"{folder}: a model of kind {kind} does not continue texts; use heedful translate or predict")
     (tokenizer,) = open_tokenizers(folder, model, columns=1)
+    refuse_both(adapters, quantize)
     open_adapters(folder, model, adapters or {})
+    quantize_as(model, quantize)
     streams = cores() if streams is None else streams
     found = Generator(model, tokenizer, recurrence=recurrence, streams=streams, adapters=tuple(adapters or ()))
     found.folder = folder

@@ -17,6 +17,7 @@ def generate(
     prompt: Annotated[list[str] | None, typer.Argument(help="Text to continue. Default: standard input.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always pick the most likely token.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSONL.")] = False,
+    quantize: Annotated[str, typer.Option(help="int8: a quarter of the memory for weights; CPU only.")] = "",
     parts: Parts = None,
     *,
     generation: dict[str, Any],
@@ -35,7 +36,7 @@ def generate(
 
     sampled = generation["do_sample"] and not greedy and generation["num_beams"] == 1
     config = parse(GenerationConfig, {**generation, "do_sample": sampled})
-    generator = load(model)
+    generator = load(model, quantize=quantize)
     with reading("-") if not prompt else nullcontext(iter(prompt)) as lines:
         prompts = prompt or ["\n".join(lines).rstrip("\n")]
     for text, found in zip(prompts, generator.generate(prompts, config), strict=True):

@@ -25,6 +25,14 @@ def quantize_int8(model: nn.Module, *, least: int = LARGE, only: Callable[[str],
     return replace_modules(model, lambda name, module: _quantised(module, least) if only(name) else None)
 
 
+def quantize_as(model: nn.Module, asked: str) -> None:
+    """In place, as the option `quantize` asks: int8, or an empty string for nothing."""
+    if asked not in ("", "int8"):
+        raise ValueError(f"unknown quantize {asked!r}; known: int8")
+    if asked:
+        quantize_int8(model)
+
+
 def _quantised(module: nn.Module, least: int) -> nn.Module | None:
     if not isinstance(module, nn.Linear | Tokens) or module.weight.numel() < least:
         return None

@@ -253,7 +253,7 @@ class Models:
         converses = task.kind in CONVERSATIONS
         generates = issubclass(task.trains, SequenceToSequence | LanguageModel) or converses or task.writes
         options: dict[str, Any] = {"streams": 1} if generates else {}  # the engine has its own streams
-        if self.settings.quantize and not (issubclass(task.trains, LanguageModel) or converses or task.writes):
+        if self.settings.quantize:
             options["quantize"] = self.settings.quantize
         if self.adapters and not generates:
             raise ValueError(f"{folder} does not write texts: its adapters are merged when they are opened; name their "

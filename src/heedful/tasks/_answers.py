@@ -240,10 +240,9 @@ def open_writer(folder: Path, others: Sequence[Path], options: dict[str, Any]) -
     kind = read_config(folder)["model"].get("kind", ArchitectureConfig.default)
     if issubclass(part_config(ArchitectureConfig, kind).gives, SequenceToSequence):
         return load_translator(folder, *others, **options)
-    streams = options.pop("streams", None)
-    if others or options:
+    if others or set(options) - {"streams", "quantize"}:
         raise ValueError("a language model takes no ensemble and no options of translators; leave them out")
-    return load_generator(folder, streams=streams)
+    return load_generator(folder, **options)
 
 
 def finish_writer(settings: Settings, folder: Path) -> None:

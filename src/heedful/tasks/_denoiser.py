@@ -10,7 +10,7 @@ from heedful.data.noise import restored
 from heedful.data.pieces import Texts
 from heedful.decoding.streams import cores
 from heedful.model.architecture import SequenceToSequence
-from heedful.model.int8 import quantize_int8
+from heedful.model.int8 import quantize_as
 from heedful.text.marks import Marked
 from heedful.text.tokenizer import Tokenizer
 from heedful.translator import Translator
@@ -76,13 +76,10 @@ def open_denoiser(
     quantize, streams = options.pop("quantize", ""), options.pop("streams", None)
     if options:
         raise ValueError(f"{', '.join(options)} is for translators; leave it out")
-    if quantize not in ("", "int8"):
-        raise ValueError(f"unknown quantize {quantize!r}; known: int8")
     model = load_model(folder)
     if not isinstance(model, SequenceToSequence):
         raise ValueError(f"{folder}: a model of kind {model.config.kind} does not write from a source")
-    if quantize:
-        quantize_int8(model)
+    quantize_as(model, quantize)
     (tokenizer,) = open_tokenizers(folder, model, columns=1)
     limit = int(read_config(folder).get("data", {}).get("max_length", 256))
     return Denoiser(

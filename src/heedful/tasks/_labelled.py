@@ -21,7 +21,7 @@ from heedful.data.prepare import Prepared
 from heedful.data.store import Store
 from heedful.model.architecture import Reader
 from heedful.model.cpu.reading import FastReader
-from heedful.model.int8 import quantize_int8
+from heedful.model.int8 import quantize_as
 from heedful.tasks import Settings
 from heedful.tasks._reading import Windows, by_length, read, windows
 from heedful.text.tokenizer import Tokenizer
@@ -117,13 +117,10 @@ def opened(folder: Path, columns: Columns, others: Sequence[Path], options: dict
     options.pop("streams", None)
     if options:
         raise ValueError(f"{', '.join(options)} is for translators; leave it out")
-    if quantize not in ("", "int8"):
-        raise ValueError(f"unknown quantize {quantize!r}; known: int8")
     model = load_model(folder)
     if not isinstance(model, Reader):
         raise ValueError(f"{folder}: a model of kind {model.config.kind} has no heads that read; train an encoder_only")
-    if quantize:
-        quantize_int8(model)
+    quantize_as(model, quantize)
     data = read_config(folder).get("data", {})
     texts = sum(column.is_text for column in columns)
     known = folder / "labels.json"

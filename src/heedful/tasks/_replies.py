@@ -157,10 +157,9 @@ def fitted_writer(model: dict[str, Any], prepared: Prepared, task: str) -> dict[
 
 
 def open_chatter(folder: Path, *others: Path, **options: Any) -> Chatter:
-    streams, adapters = options.pop("streams", None), options.pop("adapters", None)
-    if others or options:
+    if others or set(options) - {"streams", "adapters", "quantize"}:
         raise ValueError("a model that holds conversations takes no ensemble and no options of translators")
-    return load_chatter(folder, streams=streams, adapters=adapters)
+    return load_chatter(folder, **options)
 
 
 def figures(use: Chatter, test: Path, lines: Sequence[Line], config: GenerationConfig) -> dict[str, Any]:

@@ -81,11 +81,11 @@ class CausalLmConfig(TaskConfig):
     def open(self, folder: Path, *others: Path, **options: Any) -> Generator:
         if others:
             raise ValueError("language models cannot form an ensemble; give one folder")
-        streams, adapters = options.pop("streams", None), options.pop("adapters", None)
+        known = {name: options.pop(name) for name in ("streams", "adapters", "quantize") if name in options}
         if options:
             raise ValueError(f"{', '.join(options)} is for translators; leave it out")
         recurrence = Recurrence(self.context, self.tested_memory) if self.tested_memory else None
-        return load_generator(folder, recurrence=recurrence, streams=streams, adapters=adapters)
+        return load_generator(folder, recurrence=recurrence, **known)
 
 
 @dataclass(frozen=True)
