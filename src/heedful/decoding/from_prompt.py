@@ -10,9 +10,10 @@ from heedful.bank import ChosenStepper, numbers
 from heedful.decoding.generation import PARALLEL, GenerationConfig
 from heedful.decoding.rules import Rules, banned_forms
 from heedful.decoding.runner import Job, Start
-from heedful.decoding.stepper import PromptStepper, Recurrence
+from heedful.decoding.stepper import KernelPromptStepper, PromptStepper, Recurrence, Stepper
 from heedful.decoding.stops import Stops
 from heedful.model.architecture import LanguageModel
+from heedful.model.cpu.decoding import lower
 from heedful.text.tokenizer import Tokenizer
 
 NEW_TOKENS = 200  # if max_new_tokens is 0
@@ -31,6 +32,7 @@ class FromPrompt:
     ) -> None:
         self.models, self.model, self.tokenizer, self.recurrence = [model], model, tokenizer, recurrence
         self.adapters = tuple(adapters)
+        self.quick = None if recurrence is not None else lower(model) or None
 
     def size(self, tokens: Sequence[int], config: GenerationConfig) -> int:
         """New tokens count too: they are cached like the prompt."""
@@ -41,7 +43,8 @@ class FromPrompt:
         return None
 
     def refresh(self) -> None:
-        """Nothing to do: the modules themselves are used."""
+        if self.quick is not None:
+            self.quick.refresh()
 
     def start(self, jobs: Sequence[Job], config: GenerationConfig) -> Start:
         config.refuse(PARALLEL, "is for models that write all words at once, and this one writes word by word")
@@ -58,8 +61,13 @@ class FromPrompt:
         )
         real = None if bool(valid.all()) else valid
         adapters = numbers([job.request.adapter for job in jobs], self.adapters)
-        begun = partial(PromptStepper, self.model, prompt, length=max(limits), valid=real, recurrence=self.recurrence)
-        stepper = begun() if adapters is None else ChosenStepper(begun, adapters)
+        stepper: Stepper
+        if self.quick is not None:
+            stepper = KernelPromptStepper(self.quick, prompt, length=max(limits), valid=real)
+        else:
+            length, recurrence = max(limits), self.recurrence
+            begun = partial(PromptStepper, self.model, prompt, length=length, valid=real, recurrence=recurrence)
+            stepper = begun() if adapters is None else ChosenStepper(begun, adapters)
         return Start(stepper, prompt[:, -1], limits, rules)
 
 

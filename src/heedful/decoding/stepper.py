@@ -146,6 +146,19 @@ class PromptStepper:
             self.valid, self.places = self.valid[rows], self.places[rows]
 
 
+class KernelPromptStepper:
+    """The same as `PromptStepper` without a recurrence, by a model that is lowered to CPU kernels."""
+
+    def __init__(self, quick: Lowered, prompt: Tensor, *, length: int, valid: Tensor | None = None) -> None:
+        self.steps = quick.continue_from(prompt[:, :-1], None if valid is None else valid[:, :-1], length)
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        return log_softmax(self.steps.logits(self.steps.advance(tokens)))
+
+    def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
+        self.steps.select(rows)
+
+
 class EnsembleStepper:
     """Several models as one: the mean of their probabilities."""
 

@@ -84,10 +84,8 @@ class Vocabulary(nn.Module):
         lower = child_plan(self, "lower", IdentityPlan)
         if isinstance(lower, Reason):
             return lower
-        if self.factor != 1.0:
-            return Reason("scale: no kernel yet")
         table = None if self.table is None else child_plan(self, "table", TablePlan)
-        return table if isinstance(table, Reason) else HeadPlan(table, self.bias)
+        return table if isinstance(table, Reason) else HeadPlan(table, self.bias, self.factor)
 
     def _lowered(self, states: Tensor) -> Tensor:
         states = self.lower(states)

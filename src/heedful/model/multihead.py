@@ -174,8 +174,10 @@ class SelfAttention(nn.Module):
             return first_reason(mix, project, output)
         if self.names != ("query", "key", "value"):
             return Reason(f"projections {', '.join(self.names)}: no kernel yet")
-        reason = _unfit(project.inputs, project.parts, output, self.head)
-        return AttentionPlan(project, None, output, output.inputs // self.head, mix.scale) if reason is None else reason
+        if project.inputs != output.outputs or self.head % 8:
+            return _unfit(output, self.head)
+        heads, kv_heads = (part // self.head for part in project.parts[:2])
+        return AttentionPlan(project, None, output, heads, kv_heads, self.head, mix.scale)
 
 
 class Places(NamedTuple):
@@ -214,10 +216,12 @@ class PositionalAttention(nn.Module):
         output, mix = child_plan(self, "output", LinearPlan), child_plan(self, "mix", SoftmaxPlan)
         if not (both and value and output and mix):
             return first_reason(mix, both, value, output)
-        reason = _unfit(value.inputs, (*both.parts, *value.parts), output, self.head)
-        if reason is not None:
-            return reason
-        return PositionalPlan(both, value, output, output.inputs // self.head, mix.scale)
+        heads, width = output.inputs // self.head, value.inputs
+        if (*both.parts, *value.parts) != (width, width, width):
+            return Reason(f"{heads} heads of {self.head}, grouped or of another width than {width}: no kernel yet")
+        if width != output.outputs or self.head % 8:
+            return _unfit(output, self.head)
+        return PositionalPlan(both, value, output, heads, mix.scale)
 
 
 class MemoryAttention(nn.Module):
@@ -260,19 +264,19 @@ class CrossAttention(MemoryAttention):
         output, mix = child_plan(self, "output", LinearPlan), child_plan(self, "mix", SoftmaxPlan)
         if not (query and read and output and mix):
             return first_reason(mix, query, read, output)
-        reason = _unfit(query.inputs, (*query.parts, *read.parts), output, self.head)
-        return AttentionPlan(query, read, output, output.inputs // self.head, mix.scale) if reason is None else reason
+        heads, kv_heads = self.heads, read.parts[0] // self.head
+        if kv_heads != heads:
+            return Reason(f"grouped heads ({heads} share {kv_heads}): no kernel yet")
+        if query.inputs != output.outputs or self.head % 8:
+            return _unfit(output, self.head)
+        return AttentionPlan(query, read, output, heads, kv_heads, self.head, mix.scale)
 
 
-def _unfit(width: int, parts: tuple[int, ...], output: LinearPlan, head: int) -> Reason | None:
-    """Why the kernels cannot compute attention with these queries, keys and values."""
-    if len(parts) != 3:
-        return Reason(f"{len(parts)} projections, not queries, keys and values")
-    if not parts[0] == parts[1] == parts[2]:
-        return Reason(f"grouped heads ({parts[0] // head} share {parts[1] // head}): no kernel yet")
-    if not width == parts[0] == output.inputs == output.outputs:
-        return Reason(f"{output.inputs // head} heads of {head} do not add up to the width {width}: no kernel yet")
-    return Reason(f"head {head} is not a multiple of 8") if head % 8 or width % head else None
+def _unfit(output: LinearPlan, head: int) -> Reason:
+    """Why the kernels cannot compute attention of these sizes."""
+    if head % 8:
+        return Reason(f"head {head} is not a multiple of 8")
+    return Reason(f"linear maps from {output.inputs} and to {output.outputs} do not fit")
 
 
 def split_heads(x: Tensor, head: int) -> Tensor:

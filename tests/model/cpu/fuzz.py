@@ -15,7 +15,8 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
-from heedful.decoding.stepper import SourceStepper
+from heedful.decoding.stepper import KernelPromptStepper, PromptStepper, SourceStepper
+from heedful.model.architecture.decoder_only import DecoderOnlyConfig
 from heedful.model.architecture.encoder_decoder import EncoderDecoderConfig
 from heedful.model.architecture.encoder_only import EncoderOnlyConfig
 from heedful.model.cpu import kernels, training
@@ -107,7 +108,7 @@ def sources(numbers: random.Random, most: int = 40) -> tuple[Tensor, Tensor | No
 @torch.inference_mode()
 def writes(numbers: random.Random) -> str:
     """A decoder, step by step, with beams that fork and sentences that leave."""
-    model = translator(numbers, ["sinusoidal", "learned", "none"])
+    model = translator(numbers, ["sinusoidal", "learned", "none", "rotary", "alibi", "relative_bias"])
     error = 1e-4
     if numbers.random() < 0.3:
         quantize_int8(model, least=0)
@@ -128,6 +129,38 @@ def writes(numbers: random.Random) -> str:
         for one in (slow, quick):
             one.select(kept, None if len(left) == sentences else torch.tensor(left))
         sentences, rows = len(left), len(kept)
+    return "as the modules"
+
+
+@torch.inference_mode()
+def continues(numbers: random.Random) -> str:
+    """A language model: prompts of any lengths, then step by step, while rows fork and leave."""
+    groups, shared, head = numbers.randint(1, 3), numbers.randint(1, 3), numbers.choice([8, 16, 24, 32])
+    decoder = stack(numbers, groups * shared, positions=["learned", "none", "rotary", "alibi", "relative_bias"])
+    window = numbers.choice([None, None, numbers.randint(1, 40)])
+    decoder["attention"] |= {"kv_heads": groups, "head_width": head, "window": window}
+    config = {"vocab": VOCAB, "width": 8 * numbers.randint(1, 9), "tie": numbers.choice(["all", "none"])}
+    model = randomised(DecoderOnlyConfig(**config, decoder=decoder).build())
+    error = 1e-4
+    if numbers.random() < 0.3:
+        quantize_int8(model, least=0)
+        error = 3e-3
+    fast = lower(model)
+    assert isinstance(fast, Lowered), str(fast)
+    rows = numbers.randint(1, 5)
+    lengths = torch.tensor([size(numbers, 110) for _ in range(rows)])
+    valid = torch.arange(int(lengths.max())) >= lengths.max() - lengths[:, None]
+    prompt, valid = torch.randint(0, VOCAB, valid.shape), None if bool(valid.all()) else valid
+    length = numbers.randint(1, 6)
+    slow = PromptStepper(model, prompt, length=length, valid=valid)
+    quick = KernelPromptStepper(fast, prompt, length=length, valid=valid)
+    for _ in range(numbers.randint(1, 9)):
+        tokens = torch.randint(0, VOCAB, (rows,))
+        close(quick.advance(tokens), slow.advance(tokens), error)
+        kept = torch.randint(0, rows, (numbers.randint(1, 6),))
+        for one in (slow, quick):
+            one.select(kept)
+        rows = len(kept)
     return "as the modules"
 
 
@@ -298,8 +331,20 @@ def _step(numbers: random.Random) -> tuple[Callable, list]:
     for _ in range(numbers.randint(1, 4)):
         writing.advance(torch.randint(0, VOCAB, (2,)))
     step = writing.stack.layers.step
-    given = [torch.randn(2, 32), writing.additive, writing.origin, writing.length]
-    return lambda x, additive, origin, length: step(writing.texts, x, additive, origin, length), given
+    given = [torch.randn(2, 32), writing.origin, writing.length, writing.additive]
+    return lambda x, origin, length, additive: step(writing.texts, x, origin, length, additive=additive), given
+
+
+def _prompts(numbers: random.Random) -> tuple[Callable, list]:
+    kind = numbers.choice(["rotary", "alibi"])
+    decoder = {**TINY_STACK, "position": {"kind": kind}}
+    model = lower(randomised(DecoderOnlyConfig(vocab=VOCAB, width=32, decoder=decoder).build()))
+    writing, lengths = model.continue_from(torch.randint(0, VOCAB, (3, 9)), None, 5), torch.randint(0, 9, (3,)) + 1
+    tokens, stack = int(lengths.sum()), writing.stack
+    name, more = ("turns", stack.turns(tokens)[:tokens]) if kind == "rotary" else ("biases", stack.biases(9))
+    read = stack.layers.read_prompts
+    given = [torch.randn(tokens, 32), lengths, 9, more]
+    return lambda x, lengths, length, more: read(writing.texts, x, lengths, length, **{name: more}), given
 
 
 def _source(numbers: random.Random) -> tuple[Callable, list]:
@@ -308,8 +353,8 @@ def _source(numbers: random.Random) -> tuple[Callable, list]:
 
 TINY_STACK = {"layers": 1, "attention": {"heads": 2}, "feedforward": {"hidden": 24}}
 TINY = {"vocab": VOCAB, "width": 32, "encoder": TINY_STACK, "decoder": TINY_STACK}
-CALLS = [_norm, _largest, _embed, _product, _rows, _loss, _attention, _encoder, _step, _source]
-KINDS = [writes, trains, reads, attends, multiplies, picks]
+CALLS = [_norm, _largest, _embed, _product, _rows, _loss, _attention, _encoder, _step, _prompts, _source]
+KINDS = [writes, continues, trains, reads, attends, multiplies, picks]
 
 if __name__ == "__main__":
     main()

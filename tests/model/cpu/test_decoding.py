@@ -33,10 +33,9 @@ VARIANTS = {
     "reglu, no positions": {"feedforward": {"hidden": 24, "activation": "reglu"}, "position": {"kind": "none"}},
 }
 OTHERS = {
-    "rotary": {"position": {"kind": "rotary"}},
-    "alibi": {"position": {"kind": "alibi"}},
-    "grouped": {"attention": {"heads": 4, "kv_heads": 2}},
-    "window": {"attention": {"heads": 2, "window": 3}},
+    "relative": {"position": {"kind": "relative"}},
+    "grouped, of a source": {"attention": {"heads": 2, "kv_heads": 1}},
+    "another mix": {"attention": {"heads": 2, "mix": "reference"}},
 }
 
 

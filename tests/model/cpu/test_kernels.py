@@ -203,7 +203,8 @@ def layers(width=16, heads=2, *, cross=True, **changes):
     maps = {name: Panels(torch.randn(shape)) for name, shape in shapes.items()}
     norms = {name: (torch.ones(width), None) for name in ("attention_norm", "feedforward_norm")}
     norms |= {"cross_norm": (torch.ones(width), None)} if cross else {}
-    style = {"width": width, "heads": heads, "cross_heads": heads, "scale": 1.0, "cross_scale": 1.0, "eps": 1e-5}
+    style = {"width": width, "heads": heads, "kv_heads": heads, "head": width // heads, "eps": 1e-5}
+    style |= {"cross_heads": heads, "cross_head": width // heads, "scale": 1.0, "cross_scale": 1.0}
     return Layers({**style, "pre": 0, "rms": 0, "kind": 0, "gated": 0}, [maps], [norms])
 
 
@@ -213,8 +214,8 @@ def sources(sentences=2, source=5):
 
 @needed
 @pytest.mark.parametrize(("change", "message"), [
-    ({"heads": 3}, "3 heads do not split a width of 16 into multiples of 8"),
-    ({"heads": 4}, "4 heads do not split a width of 16 into multiples of 8"),
+    ({"heads": 3}, "3 heads of 5: there must be one at least, of a multiple of 8"),
+    ({"heads": 4}, "4 heads of 4: there must be one at least, of a multiple of 8"),
     ({"output": (16, 8)}, r"output is \(16, 8\), but must be \(16, 16\)"),
     ({"inner": (24, 16)}, r"inner is \(24, 16\), but must be \(32, 16\)"),
 ])  # fmt: skip
@@ -228,6 +229,7 @@ def test_a_field_that_nobody_fills_in_is_refused():
     """Were a struct of native/fields.h to get a new one, Python could not forget it."""
     maps, norms = layers().held
     style = {name: 1 for name in STRUCTS["Style"].names if name != "threads"} | {"width": 16, "gated": 0}
+    style |= {"head": 16, "cross_head": 16}
     Layers(style, maps, norms)
     with pytest.raises(ValueError, match="the style lacks cross_scale, eps"):
         Layers({name: style[name] for name in style if name not in ("eps", "cross_scale")}, maps, norms)
@@ -255,7 +257,7 @@ def test_what_a_step_is_given_is_checked():
     decoder = layers()
     store, additive = torch.zeros(1, 4, 6, 2, 16), torch.zeros(2, 8)
     texts, x, origin = Texts(decoder, store, sources()), torch.randn(4, 16), torch.zeros(4, 4, dtype=torch.int32)
-    decoder.step(texts, x.clone(), additive, origin, 1)
+    decoder.step(texts, x.clone(), origin, 1, additive=additive)
     for bad in (
         (x[:3], additive, origin[:3], 1), (x, additive, origin[:3], 1), (x, additive, origin.long(), 1),
         (x, additive, origin, 0), (x, additive, origin, 5), (x[:, :8], additive, origin, 1),
@@ -263,16 +265,27 @@ def test_what_a_step_is_given_is_checked():
         (torch.randn(8, 16), additive, torch.zeros(8, 4, dtype=torch.int32), 1),
     ):  # fmt: skip
         with pytest.raises(ValueError, match="does not fit 2 sentences with room for 6 rows of 4 tokens"):
-            decoder.step(texts, *bad)
+            x_, additive_, origin_, length = bad
+            decoder.step(texts, x_, origin_, length, additive=additive_)
+    whole = torch.zeros(4, dtype=torch.int32)
+    for name, one in (
+        ("additive", None), ("starts", whole.long()), ("starts", whole[:3]), ("turns", torch.zeros(4, 4)),
+        ("turns", torch.zeros(3, 8)), ("biases", torch.zeros(3, 4)), ("biases", torch.zeros(2, 0)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="does not fit 2 sentences"):
+            decoder.step(texts, x, origin, 1, **{"additive": additive, name: one})
+    for start in (-1, 1):
+        with pytest.raises(ValueError, match=f"the start of a row is {start}, but must be 0 to 0"):
+            decoder.step(texts, x, origin, 1, additive=additive, starts=whole + start)
     with pytest.raises(ValueError, match="does not fit 2 sentences"):
-        layers().step(texts, x, additive, origin, 1)
+        layers().step(texts, x, origin, 1, additive=additive)
 
 
 @needed
 def test_texts_of_other_layers_are_refused():
     store = torch.zeros(1, 4, 6, 2, 16)
     for decoder, one, other in (
-        (layers(cross=False), store, sources()), (layers(), store[..., :8], sources()),
+        (layers(cross=False), store, sources()), (layers(), store[..., :8], sources()), (layers(), store, ()),
         (layers(), store.double(), sources()), (layers(32), store, sources()), (layers(heads=1), store, sources()),
         (layers(), store, sources() * 2),
     ):  # fmt: skip
@@ -332,7 +345,7 @@ def test_structs_are_as_c_has_them():
 
 
 ARGUMENTS = {
-    "product": 12, "encode": 9, "step": 13, "lay_out": 9, "embed": 10, "norm": 8, "drop": 8, "activate": 6,
+    "product": 12, "encode": 9, "step": 17, "lay_out": 9, "embed": 10, "norm": 8, "drop": 8, "activate": 6,
     "attend": 32, "attend_back": 48, "linear_room": 4, "linear": 12, "cross_entropy": 7, "largest": 9, "log_softmax": 4,
     "feed": 19, "weight_gradient": 9, "is_invertible": 3, "add_norm": 18,
 }  # fmt: skip
@@ -382,10 +395,12 @@ def test_slots_that_are_not_there_are_refused():
     for slot in (6, -1):
         origin = torch.zeros(4, 4, dtype=torch.int32)
         origin[3, 1] = slot
-        decoder.step(texts, x.clone(), torch.zeros(2, 8), origin, 2)  # overwrites it: the slot of the newest token
+        decoder.step(
+            texts, x.clone(), origin, 2, additive=torch.zeros(2, 8)
+        )  # overwrites it: the slot of the newest token
         origin[3, 1] = slot
         with pytest.raises(IndexError, match=f"a token of row 3 is in slot {slot}, but there are 6"):
-            decoder.step(texts, x.clone(), torch.zeros(2, 8), origin, 3)
+            decoder.step(texts, x.clone(), origin, 3, additive=torch.zeros(2, 8))
 
 
 @needed
@@ -407,6 +422,7 @@ def test_packed_sentences_must_follow_each_other():
 def test_a_style_that_c_does_not_know_is_refused(change, message):
     maps, norms = layers().held
     style = {name: 1 for name in STRUCTS["Style"].names if name != "threads"} | {"width": 16, "gated": 0}
+    style |= {"head": 16, "cross_head": 16}
     with pytest.raises(ValueError, match=message):
         Layers(style | change, maps, norms)
 

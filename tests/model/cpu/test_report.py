@@ -42,18 +42,25 @@ def test_the_papers_model():
 
 
 def test_a_position_without_a_kernel():
-    found = built({"position": {"kind": "rotary"}})
-    assert found["decoder.position"] == ("torch (no kernel yet)", "modules (rotary: no kernel yet)")
-    assert found["decoder.attention"] == ("kernels", "modules (decoder.position: rotary: no kernel yet)")
-    assert found["head"] == ("kernels", "modules (decoder.position: rotary: no kernel yet)")
+    found = built({"position": {"kind": "relative"}})
+    assert found["decoder.position"] == ("torch (no kernel yet)", "modules (relative: no kernel yet)")
+    assert found["decoder.attention"][1] == "modules (decoder.position: relative: no kernel yet)"
+    assert found["head"] == ("kernels", "modules (decoder.position: relative: no kernel yet)")
     found = built({"position": {"kind": "alibi"}})
+    assert found["decoder.attention"][1] == found["decoder.position"][1] == "kernels"
+    assert found["encoder.attention"][1] == (
+        "modules (encoder.position: terms added to the scores: a kernel for steps only)"
+    )
     assert found["decoder.attention"][0] == "kernels, mixing by torch (terms added to the scores: no kernel yet)"
     assert found["decoder.cross"][0] == "kernels"
 
 
 def test_an_encoder_that_is_left_to_its_modules():
     found = built({}, encoder={**STACK, "layers": 1, "position": {"kind": "rotary"}})
-    assert found["encoder.attention"] == ("kernels", "modules (encoder.position: rotary: no kernel yet)")
+    assert found["encoder.attention"] == (
+        "kernels",
+        "modules (encoder.position: rotated queries and keys: a kernel for steps only)",
+    )
     assert found["decoder.attention"] == ("kernels", "kernels")
 
 
@@ -61,7 +68,7 @@ def test_grouped_heads():
     found = built({"attention": {"heads": 2, "kv_heads": 1}})
     assert found["decoder.attention"] == (
         "kernels, mixing by torch (grouped heads: no kernel yet)",
-        "modules (grouped heads (2 share 1): no kernel yet)",
+        "modules (decoder.layers.0.cross: grouped heads (2 share 1): no kernel yet)",
     )
 
 
@@ -69,7 +76,7 @@ def test_a_window():
     found = built({"attention": {"heads": 2, "window": 3}})
     assert found["decoder.attention"] == (
         "kernels",
-        "modules (decoder.layers.0.attention: window 3: no kernel yet)",
+        "kernels",
     )
 
 
@@ -119,7 +126,8 @@ def test_a_model_that_reads():
 
 def test_a_language_model():
     found = paths(DecoderOnlyConfig(vocab=50, width=32, decoder={**STACK, "layers": 1}).build())
-    assert found["decoder.attention"] == ("kernels", "modules (decoder_only: no kernel yet)")
+    assert found["decoder.attention"] == found["head"] == ("kernels", "kernels")
+    assert found["decoder.position"][1] == "kernels"
     assert found["loss"] == ("kernels", "-")
 
 

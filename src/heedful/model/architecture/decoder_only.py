@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from heedful.config import Size
 from heedful.model.architecture import ArchitectureConfig, LanguageModel, Model, checked, stack_limits
+from heedful.model.cpu.door import child_plan
+from heedful.model.cpu.plan import DecoderOnlyPlan, HeadPlan, Reason, StackPlan, TablePlan, first_reason
 from heedful.model.heads import ScalarConfig, VocabularyConfig
 from heedful.model.input.tokens import TokensConfig
 from heedful.model.position.learned import LearnedConfig
@@ -100,6 +102,16 @@ class DecoderOnly(LanguageModel):
 
     def last_linear(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         return self.head.linear(states, self.embedding)
+
+    def plan(self) -> DecoderOnlyPlan | Reason:
+        decoder, table = child_plan(self, "decoder", StackPlan), child_plan(self, "embedding", TablePlan)
+        if not (decoder and table):
+            return first_reason(decoder, table)
+        if not decoder.causal or decoder.layers[0].cross is not None:
+            return Reason("not causal, or with attention to a source: no kernel yet", "decoder")
+        head = child_plan(self, "head", HeadPlan)
+        left = (self.heads, *(getattr(self, name) for name in self.aside), *(() if head else (self.head,)))
+        return DecoderOnlyPlan(decoder, table, head, self.logits, left)
 
     def new_cache(self, length: int) -> Cache:
         return self.decoder.new_cache(length)

@@ -192,6 +192,8 @@ class EncoderDecoder(SequenceToSequence):
         encoder, source_table = child_plan(self, "encoder", StackPlan), child_plan(self, "embedding", TablePlan)
         if encoder and (encoder.causal or encoder.layers[0].cross is not None):
             encoder = Reason("causal, or with attention to a source: no kernel yet", "encoder")
+        if encoder and (reason := encoder.only_steps()) is not None:
+            encoder = reason.at("encoder")
         head = child_plan(self, "head", HeadPlan)
         left: list[nn.Module] = [] if head else [self.head]
         left += [self.heads, *(getattr(self, name) for name in self.aside)]  # decoding needs none of them

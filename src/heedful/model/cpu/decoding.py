@@ -10,29 +10,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heedful.model.cpu import door, kernels
-from heedful.model.cpu.door import KINDS
-from heedful.model.cpu.kernels import Panels, floats
-from heedful.model.cpu.layers import Layers, Texts
-from heedful.model.cpu.plan import EncoderDecoderPlan, LayerPlan, NormPlan, Reason, StackPlan, TablePlan
+from heedful.model.cpu import door
+from heedful.model.cpu.kernels import Panels, floats, lay_out_source
+from heedful.model.cpu.layers import Texts
+from heedful.model.cpu.plan import DecoderOnlyPlan, EncoderDecoderPlan, Reason
+from heedful.model.cpu.stack import Stack, key_mask
+from heedful.model.mask import positions_of
 
 LONG = 128  # from this many source tokens, torch's products of whole sentences are faster
+WritingPlan = EncoderDecoderPlan | DecoderOnlyPlan
 
 
 def lower(model: nn.Module) -> "Lowered | Reason":
-    """For a model that is not being trained: its weights are copied, and copied again when torch reports that they
-    have changed, which a fused optimizer does not do (the training loop compensates). If a part has no kernel, or none
-    were compiled, returns the reason: then the modules decode."""
+    """For a model that writes token by token and is not being trained: its weights are copied, and copied again when
+    torch reports that they have changed, which a fused optimizer does not do (the training loop compensates). If a part
+    has no kernel, or none were compiled, returns the reason: then the modules decode."""
     plan = _plan(model)
     return plan if isinstance(plan, Reason) else Lowered(model, plan)
 
 
-def _plan(model: nn.Module) -> EncoderDecoderPlan | Reason:
+def _plan(model: nn.Module) -> WritingPlan | Reason:
     missing = door.no_kernels()
     if missing is not None:
         return missing
     plan = door.plan_of(model)
-    return plan if isinstance(plan, EncoderDecoderPlan | Reason) else Reason(f"{type(model).__name__}: no kernel yet")
+    return plan if isinstance(plan, WritingPlan | Reason) else Reason(f"{type(model).__name__}: no kernel yet")
 
 
 Owners = list[tuple[dict[str, nn.Parameter | None], str]]
@@ -55,7 +57,7 @@ class Lowered:
     `encoder_reason`, `head_reason`: why these run as modules; None = they do not.
     """
 
-    def __init__(self, model: nn.Module, plan: EncoderDecoderPlan) -> None:
+    def __init__(self, model: nn.Module, plan: WritingPlan) -> None:
         self.model = model
         self.owners = owners_of(model)
         self.version = versions_of(self.owners)
@@ -71,171 +73,139 @@ class Lowered:
             self._pack(plan)
             self.version = version
 
-    def _pack(self, plan: EncoderDecoderPlan) -> None:
+    def _pack(self, plan: WritingPlan) -> None:
         self.plan = plan
-        self.encoder_reason = plan.encoder if isinstance(plan.encoder, Reason) else None
-        self.head_reason = plan.head if isinstance(plan.head, Reason) else None
+        self.encoder_reason: Reason | None = None
         self.encoder: Stack | None = None
-        self.last: Panels | None = None
-        if plan.encoder and plan.source_table:
-            self.encoder = Stack(plan.encoder, plan.source_table)
+        if isinstance(plan, EncoderDecoderPlan):
+            if plan.encoder and plan.source_table:
+                self.encoder = Stack(plan.encoder, plan.source_table)
+            else:
+                self.encoder_reason = plan.encoder if isinstance(plan.encoder, Reason) else None
         self.decoder = Stack(plan.decoder, plan.target_table)
+        self.head_reason = plan.head if isinstance(plan.head, Reason) else None
+        self.last: Panels | None = None
+        self.factor = 1.0  # what states are multiplied by before the last map
         if plan.head:
-            self.last = (plan.head.table or plan.target_table).panels(plan.head.bias)
+            self.last, self.factor = (plan.head.table or plan.target_table).panels(plan.head.bias), plan.head.factor
 
     @torch.no_grad()
     def begin(self, source: Tensor, valid: Tensor | None, length: int) -> "KernelSteps":
         """Encode these sentences (sentences source) and start decoding, with room for `length` tokens."""
         self.refresh()
+        assert isinstance(self.plan, EncoderDecoderPlan)
         if self.encoder is None or source.shape[1] > LONG:
             states, valid = self.plan.read(source, valid)
             additive = key_mask(states.shape[0], states.shape[1], valid)
-            return KernelSteps(self, states.flatten(0, 1).contiguous(), additive, length)
+            return KernelSteps(self, length, states=states.flatten(0, 1).contiguous(), additive=additive)
         additive = key_mask(source.shape[0], source.shape[1], valid)
-        return KernelSteps(self, self.encoder.encode(source, additive), additive, length)
+        return KernelSteps(self, length, states=self.encoder.encode(source, additive), additive=additive)
 
-
-def key_mask(sentences: int, source: int, valid: Tensor | None) -> Tensor:
-    """What is added to the scores: sentences source, padded with -inf to a multiple of eight."""
-    additive = floats(sentences, source + -source % 8).fill_(-torch.inf)
-    additive[:, :source] = 0.0 if valid is None else floats(*valid.shape).zero_().masked_fill_(~valid, -torch.inf)
-    return additive
-
-
-class Stack:
-    """A packed encoder or decoder. It keeps alive everything it points to, and never changes it."""
-
-    def __init__(self, plan: StackPlan, table: TablePlan) -> None:
-        self.plan, self.width, self.factor, self.table = plan, plan.width, table.factor, table.rows
-        unique = {id(layer): _maps(layer) for layer in plan.layers}
-        reads = {id(layer): layer.cross.read.panels() for layer in plan.layers if layer.cross and layer.cross.read}
-        self.read = [reads[id(layer)] for layer in plan.layers if id(layer) in reads]
-        self.layers = Layers(
-            _style(plan), [unique[id(layer)] for layer in plan.layers], [_norms(layer) for layer in plan.layers]
-        )
-        self.known_positions = floats(0, self.width)
-
-    def positions(self, count: int) -> Tensor:
-        """What is added at each position: for `count` positions, or as many as the model has."""
-        position, known = self.plan.position, self.known_positions
-        count = count if position.limit is None else min(count, position.limit)
-        if count > len(known):
-            known = position.embed(floats(1, count, self.width).zero_(), torch.arange(count)[None])[0].contiguous()
-            self.known_positions = known
-        return known[:count]
-
-    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """The vectors of tokens at these positions, which repeat for each sentence: rows width."""
-        return _normed(kernels.embed(tokens, self.table, self.factor, positions), self.plan.embedding_norm)
-
-    def finished(self, x: Tensor) -> Tensor:
-        """The states after the last layer, normalised in place if the stack ends with a norm."""
-        return _normed(x, self.plan.norm)
-
-    def encode(self, source: Tensor, additive: Tensor) -> Tensor:
-        """(sentences source) width"""
-        length = source.shape[1]
-        positions = self.positions(length)
-        if len(positions) < length:
-            raise ValueError(f"{length} tokens, but this model learned {len(positions)} positions; shorten the input")
-        x = self.embed(source, positions)
-        self.layers.encode(x, additive)
-        return _normed(x, self.plan.norm)
-
-    def step(self, texts: Texts, x: Tensor, additive: Tensor, origin: Tensor, length: int) -> Tensor:
-        """rows width"""
-        self.layers.step(texts, x, additive, origin, length)
-        return _normed(x, self.plan.norm)
-
-
-def _style(plan: StackPlan) -> dict[str, float]:
-    """`Style` of native/fields.h, from the first layer, since all are alike."""
-    first = plan.layers[0]
-    attention, cross, norm = first.attention, first.cross or first.attention, first.attention_residual.norm
-    return {
-        "width": plan.width,
-        "heads": attention.heads,
-        "cross_heads": cross.heads,
-        "scale": attention.scale,
-        "cross_scale": cross.scale,
-        "pre": first.attention_residual.pre,
-        "rms": norm.rms,
-        "eps": norm.eps,
-        "kind": KINDS.index(first.feedforward.kind),
-        "gated": first.feedforward.gated,
-    }
-
-
-def _maps(layer: LayerPlan) -> dict[str, Panels]:
-    """Linear maps by their names in `Layer` of native/fields.h."""
-    attention, cross, feedforward = layer.attention, layer.cross, layer.feedforward
-    found = {"query_key_value": attention.project, "output": attention.output}
-    found |= {} if cross is None else {"cross_query": cross.project, "cross_output": cross.output}
-    found |= {"inner": feedforward.input, "outer": feedforward.output}
-    return {name: linear.panels() for name, linear in found.items()}
-
-
-def _norms(layer: LayerPlan) -> dict[str, tuple[Tensor, Tensor | None]]:
-    residuals = {
-        "attention_norm": layer.attention_residual,
-        "cross_norm": layer.cross_residual,
-        "feedforward_norm": layer.feedforward_residual,
-    }
-    return {name: (one.norm.weight, one.norm.bias) for name, one in residuals.items() if one is not None}
-
-
-def _normed(x: Tensor, norm: NormPlan | None) -> Tensor:
-    """In place."""
-    if norm is not None:
-        kernels.norm(x, norm.weight, norm.bias, rms=norm.rms, eps=norm.eps)
-    return x
+    @torch.no_grad()
+    def continue_from(self, prompt: Tensor, valid: Tensor | None, length: int) -> "KernelSteps":
+        """Read these prompts (rows query), padded on the left, and go on, with room for `length` tokens more. The
+        prompts may be empty."""
+        self.refresh()
+        rows, fed = prompt.shape
+        starts = None if valid is None else (~valid).sum(1, dtype=torch.int32)
+        steps = KernelSteps(self, fed + length, rows=rows, starts=starts)
+        if fed and self.decoder.layers.reads_prompts:
+            steps.read_prompts(prompt, valid)
+        elif fed:
+            steps.read(prompt, valid)
+        return steps
 
 
 class KernelSteps:
-    """The decoding state of one or more texts: what `Cache` and `Memory` are for the modules."""
+    """The decoding state of one or more texts: what `Cache` and `Memory` are for the modules. They have a source
+    (`states`, `additive`), or none. `starts`: the padding on the left of each row; None = there is none."""
 
-    def __init__(self, model: Lowered, states: Tensor, additive: Tensor, length: int) -> None:
-        self.plan, self.stack, self.last, self.additive = model.plan, model.decoder, model.last, additive
+    def __init__(
+        self,
+        model: Lowered,
+        length: int,
+        *,
+        rows: int = 0,
+        states: Tensor | None = None,
+        additive: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> None:
+        self.plan, self.stack, self.last, self.factor = model.plan, model.decoder, model.last, model.factor
         self.model: Any = model.model
-        self.states = states
+        self.states, self.additive, self.starts = states, additive, starts
+        self.sentences = rows if additive is None else len(additive)
         self.length, self.room = 0, max(1, length)
-        heads, width = self.stack.layers.cross_heads, self.stack.width
-        sources = [panels(states) for panels in self.stack.read]  # of each layer
-        self.sources = [kernels.lay_out_source(one, len(additive), heads, width // heads) for one in sources]
-        self.store = floats(0)  # keys and values: layers room slots 2 width
+        self.least = 0 if starts is None else int(starts.min())  # padding that no row is without
+        layers = self.stack.layers
+        self.sources = [  # of each layer
+            lay_out_source(panels(states), self.sentences, layers.cross_heads, layers.cross_head)
+            for panels in self.stack.read
+            if states is not None
+        ]
+        self.store = floats(0)  # keys and values: layers room slots 2 kv_heads*head
         self.origin = torch.empty(0, self.room, dtype=torch.int32)  # rows room: the slot of each token of a row
-        self.positions = self.stack.positions(self.room)
         self.scores = floats(0, 0)  # rows vocab
 
-    def read(self, tokens: Tensor) -> None:
-        """What was written before the first step, in one pass of the modules: sentences target."""
-        sentences, length = tokens.shape
-        states = self.states.unflatten(0, (sentences, -1))
-        memory = self.model.decoder.read(states, self.additive[:, : states.shape[1]] == 0)
+    def read(self, tokens: Tensor, valid: Tensor | None = None) -> None:
+        """What was written before the first step, in one pass of the modules: rows target, as real as `valid` says."""
+        rows, length = tokens.shape
         cache = self.model.new_cache(length)
-        self.model.decode(tokens, memory, cache=cache)
+        if self.states is None or self.additive is None:
+            positions = None if valid is None else positions_of(valid)
+            self.model.decode(tokens, valid=valid, positions=positions, cache=cache)
+        else:
+            states = self.states.unflatten(0, (self.sentences, -1))
+            memory = self.model.decoder.read(states, self.additive[:, : states.shape[1]] == 0)
+            self.model.decode(tokens, memory, cache=cache)
         self.room = max(self.room, length + 1)
-        self._make_room(sentences)
+        self._make_room(rows)
         for store, layer in zip(self.store, cache.layers, strict=True):
             for place, held in enumerate(layer.held):
                 store[:length, :, place] = held.permute(2, 0, 1, 3).flatten(2)
-        self.origin[:, :length] = torch.arange(sentences, dtype=torch.int32)[:, None]
+        self.origin[:, :length] = torch.arange(rows, dtype=torch.int32)[:, None]
+        self.length = length
+
+    def read_prompts(self, tokens: Tensor, valid: Tensor | None) -> None:
+        """The same by the kernels, for texts without a source: padding is not computed."""
+        (rows, length), stack = tokens.shape, self.stack
+        real = torch.ones(rows, length, dtype=torch.bool) if valid is None else valid
+        lengths, positions = real.sum(1), (real.cumsum(1) - 1)[real]
+        self.room = max(self.room, length + 1)
+        self._make_room(rows)
+        known, turns, biases = self.tables
+        if (longest := int(lengths.max())) > len(known):
+            raise _too_long(longest, known)
+        if len(positions):
+            x = stack.embed(tokens[real], known[positions])
+            turns = None if turns is None else turns[positions]
+            stack.layers.read_prompts(self.texts, x, lengths, length, turns=turns, biases=biases)
+        self.origin[:, :length] = torch.arange(rows, dtype=torch.int32)[:, None]
         self.length = length
 
     def advance(self, tokens: Tensor) -> Tensor:
         """The next token of each row -> final states: rows width."""
-        rows, stack = len(tokens), self.stack
-        if rows % len(self.additive) or (self.length and rows != len(self.origin)):
-            raise ValueError(f"{rows} tokens for {len(self.origin)} rows of {len(self.additive)} sentences")
-        if self.length >= len(self.positions):
-            self.positions = stack.positions(2 * self.length)
-        if self.length >= len(self.positions):
-            learned = len(self.positions)
-            raise ValueError(f"{self.length + 1} tokens, but this model learned {learned} positions; shorten it")
-        x = stack.embed(tokens, self.positions[self.length : self.length + 1])
+        rows, stack, place = len(tokens), self.stack, self.length
+        if rows % self.sentences or (place and rows != len(self.origin)):
+            raise ValueError(f"{rows} tokens for {len(self.origin)} rows of {self.sentences} sentences")
         self._make_room(rows)
+        positions, turns, biases = self.tables
+        longest = place - self.least  # the position of the newest token, where it is the largest
+        if longest >= len(positions):
+            raise _too_long(longest + 1, positions)
+        now = slice(place, place + 1) if self.starts is None else place - self.starts.long()  # positions
+        x = stack.embed(tokens, positions[now])
         self.length += 1
-        return stack.step(self.texts, x, self.additive, self.origin, self.length)
+        stack.layers.step(
+            self.texts,
+            x,
+            self.origin,
+            self.length,
+            additive=self.additive,
+            starts=self.starts,
+            turns=None if turns is None else turns[now].expand(rows, -1).contiguous(),
+            biases=biases,
+        )
+        return stack.finished(x)
 
     def logits(self, states: Tensor) -> Tensor:
         """A score for each token of the vocabulary; overwritten by the next call."""
@@ -243,14 +213,20 @@ class KernelSteps:
             return self.plan.logits(states)
         if len(self.scores) != len(states):
             self.scores = floats(len(states), self.last.columns)
-        self.last.into(self.scores, states)
+        self.last.into(self.scores, states if self.factor == 1.0 else states * self.factor)
         return self.scores
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         """Keep these rows, and these sentences, in this order."""
-        if sentences is not None:
+        if self.additive is None:
+            self.sentences = len(rows)
+        elif sentences is not None:
             self.sources = [source.select(sentences) for source in self.sources]
             self.additive = self.additive.index_select(0, sentences)
+            self.sentences = len(sentences)
+        if self.starts is not None:
+            self.starts = self.starts.index_select(0, rows)
+            self.least = int(self.starts.min()) if len(rows) else 0
         if self.length:
             self.origin = self.origin.index_select(0, rows)
             if sentences is not None:
@@ -263,10 +239,16 @@ class KernelSteps:
             return
         while self.length >= self.room:
             self.room *= 2
-        store = floats(len(self.sources), self.room, max(rows, slots), 2, self.stack.width)
+        layers = self.stack.layers
+        store = floats(len(layers.table), self.room, max(rows, slots), 2, layers.kv_heads * layers.head)
         origin = torch.empty(rows, self.room, dtype=torch.int32)
         if self.length:
             store[:, : self.length, :slots] = self.store[:, : self.length]
             origin[:, : self.length] = self.origin[:, : self.length]
         self.store, self.origin = store, origin
-        self.texts = Texts(self.stack.layers, store, self.sources)
+        self.texts = Texts(layers, store, self.sources)
+        self.tables = self.stack.positions(self.room), self.stack.turns(self.room), self.stack.biases(self.room)
+
+
+def _too_long(length: int, positions: Tensor) -> ValueError:
+    return ValueError(f"{length} tokens, but this model learned {len(positions)} positions; shorten the input")

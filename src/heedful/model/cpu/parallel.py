@@ -10,9 +10,10 @@ from torch import Tensor
 from heedful.model.architecture import Encoded, ParallelSequenceToSequence
 from heedful.model.architecture.non_autoregressive import copies
 from heedful.model.cpu import door, kernels
-from heedful.model.cpu.decoding import LONG, Owners, Stack, key_mask, owners_of, versions_of
+from heedful.model.cpu.decoding import LONG, Owners, owners_of, versions_of
 from heedful.model.cpu.kernels import PANEL, Panels, address, floats
 from heedful.model.cpu.plan import LayerPlan, NormPlan, ParallelPlan, Reason, ResidualPlan, StackPlan
+from heedful.model.cpu.stack import Stack, key_mask
 from heedful.model.stack.transformer import waves_of
 
 
@@ -29,6 +30,11 @@ def parallel_plan(model: ParallelSequenceToSequence) -> ParallelPlan | Reason:
     plan = door.plan_of(model)
     if not isinstance(plan, ParallelPlan):
         return plan if isinstance(plan, Reason) else Reason(f"{type(model).__name__}: no kernel yet")
+    for name, stack in (("encoder", plan.encoder), ("decoder", plan.decoder)):
+        if (reason := stack.only_steps()) is not None:
+            return reason.at(name)
+    if plan.head.factor != 1.0:
+        return Reason("scale: no kernel yet", "head")
     first = plan.decoder.layers[0]
     if first.feedforward.kind != "relu" or first.feedforward.gated:
         return Reason("only relu has a kernel yet", "decoder.layers.0.feedforward")

@@ -121,11 +121,14 @@ class TablePlan(Plan):
 
 @dataclass(frozen=True, eq=False)
 class PositionPlan(Plan):
-    """x + what `embed` adds at these positions, independent of x. `weights`: the tensors it uses for that."""
+    """x + what `embed` adds at these positions, independent of x; `rotation` and `bias` as in `Position`, if there is
+    one; a bias depends on the distance alone. `weights`: the tensors that these use."""
 
     embed: Callable[[Tensor, Tensor], Tensor]
     limit: int | None
     weights: tuple[Tensor, ...] = ()
+    rotation: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    bias: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +146,21 @@ class AttentionPlan(Plan):
     read: LinearPlan | None
     output: LinearPlan
     heads: int
+    kv_heads: int
+    head: int
     scale: float
+    window: int | None = None
+
+    def only_steps(self, width: int) -> Reason | None:
+        """Why the kernels can run it token by token, but not for whole texts; None if they can."""
+        if self.window is not None:
+            return Reason(f"window {self.window}: a kernel for steps only")
+        if self.kv_heads != self.heads:
+            return Reason(f"grouped heads ({self.heads} share {self.kv_heads}): a kernel for steps only")
+        if self.heads * self.head != width:
+            text = f"{self.heads} heads of {self.head} do not add up to the width {width}: a kernel for steps only"
+            return Reason(text)
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,11 +201,16 @@ class LayerPlan(Plan):
     positional: PositionalPlan | None = None
     positional_residual: ResidualPlan | None = None
 
+    def attentions(self) -> tuple[tuple[str, AttentionPlan | None], ...]:
+        return (("attention", self.attention), ("cross", self.cross))
+
     def style(self) -> Iterator[tuple[str, str, object]]:
         """What native/ assumes to be the same in all layers: name, place in this layer, value."""
-        for name, attention in (("attention", self.attention), ("cross", self.cross)):
+        for name, attention in self.attentions():
             if attention is not None:
                 yield f"{name}.heads", name, attention.heads
+                yield f"{name}.kv_heads", name, attention.kv_heads
+                yield f"{name}.head", name, attention.head
                 yield f"{name}.scale", name, attention.scale
                 yield "width", name, attention.project.inputs
         yield "activation", "feedforward", ("gated " if self.feedforward.gated else "") + self.feedforward.kind
@@ -228,13 +250,25 @@ class StackPlan(Plan):
     def width(self) -> int:
         return self.layers[0].attention.project.inputs
 
+    def only_steps(self) -> Reason | None:
+        """Why the kernels can run it token by token, but not whole texts; None if they can."""
+        position = self.position
+        if position.rotation is not None:
+            return Reason("rotated queries and keys: a kernel for steps only", "position")
+        if position.bias is not None:
+            return Reason("terms added to the scores: a kernel for steps only", "position")
+        found = ((f"layers.{index}", layer) for index, layer in enumerate(self.layers))
+        all_ = ((f"{at}.{name}", one) for at, layer in found for name, one in layer.attentions() if one is not None)
+        return next((reason.at(at) for at, one in all_ if (reason := one.only_steps(self.width)) is not None), None)
+
 
 @dataclass(frozen=True, eq=False)
 class HeadPlan(Plan):
-    """W h + b; `table`: None = the target's."""
+    """W (factor h) + b; `table`: None = the target's."""
 
     table: TablePlan | None
     bias: Tensor | None
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,6 +282,17 @@ class EncoderDecoderPlan(Plan):
     target_table: TablePlan
     head: HeadPlan | Reason
     read: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+    logits: Callable[[Tensor], Tensor]
+    left: tuple[nn.Module, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderOnlyPlan(Plan):
+    """The head may be left to its module, with a reason; `left` lists what decoding leaves to modules, or without."""
+
+    decoder: StackPlan
+    target_table: TablePlan
+    head: HeadPlan | Reason
     logits: Callable[[Tensor], Tensor]
     left: tuple[nn.Module, ...] = ()
 

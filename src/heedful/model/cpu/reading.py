@@ -12,9 +12,9 @@ from torch import Tensor
 
 from heedful.model.architecture import Reader
 from heedful.model.cpu import door
-from heedful.model.cpu.decoding import Stack
 from heedful.model.cpu.kernels import PANEL
 from heedful.model.cpu.plan import ReaderPlan, Reason
+from heedful.model.cpu.stack import Stack
 from heedful.model.int8 import quantize_int8
 
 Quantize = Literal[False, "int8"]
@@ -72,7 +72,9 @@ def _plan(model: Reader) -> ReaderPlan | Reason:
         return plan if isinstance(plan, Reason) else Reason(f"{type(model).__name__}: no kernel yet")
     if plan.encoder.causal:
         return Reason("causal: no kernel yet", "encoder")
-    head = plan.encoder.width // plan.encoder.layers[0].attention.heads
+    if (reason := plan.encoder.only_steps()) is not None:
+        return reason.at("encoder")
+    head = plan.encoder.layers[0].attention.head
     return Reason(f"head {head} is not a multiple of {PANEL}", "encoder") if head % PANEL else plan
 
 

@@ -10,7 +10,7 @@ from heedful.model.attention.softmax import Softmax
 from heedful.model.cpu import door
 from heedful.model.cpu.door import plan_of
 from heedful.model.cpu.parallel import parallel_plan
-from heedful.model.cpu.plan import EncoderDecoderPlan, LinearPlan, ParallelPlan, ReaderPlan, Reason
+from heedful.model.cpu.plan import DecoderOnlyPlan, EncoderDecoderPlan, LinearPlan, ParallelPlan, ReaderPlan, Reason
 from heedful.model.feedforward import FeedForward
 from heedful.model.heads import Vocabulary
 from heedful.model.layer import Layer
@@ -65,9 +65,9 @@ def _decoding_reason(name: str, whole: object) -> Reason | None:
         return None
     if isinstance(whole, ReaderPlan):
         return Reason("heads: no kernel yet") if name == "heads" else None
-    if not isinstance(whole, EncoderDecoderPlan):
+    if not isinstance(whole, EncoderDecoderPlan | DecoderOnlyPlan):
         return Reason("no kernel yet")
-    own = {"encoder": whole.encoder, "head": whole.head}.get(name)
+    own = {"encoder": getattr(whole, "encoder", None), "head": whole.head}.get(name)
     return own if isinstance(own, Reason) else None
 
 

@@ -5,6 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from heedful.model.cpu.plan import PositionPlan
 from heedful.model.position import Position, PositionConfig
 
 
@@ -33,3 +34,6 @@ class Alibi(Position):
         slopes = 2.0 ** (-8.0 * head / self.heads)
         distance = (query_positions[:, :, None] - key_positions[:, None, :]).abs()  # batch query key
         return -slopes[:, None, None] * distance[:, None]  # batch heads query key
+
+    def plan(self) -> PositionPlan:
+        return PositionPlan(self.embed, self.limit, bias=self.bias)

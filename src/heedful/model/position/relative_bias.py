@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from heedful.config import Size
+from heedful.model.cpu.plan import PositionPlan
 from heedful.model.input.tokens import new_table
 from heedful.model.position import Position, PositionConfig
 
@@ -53,6 +54,9 @@ class RelativeBias(Position):
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         offset = key_positions[:, None, :] - query_positions[:, :, None]  # batch query key
         return F.embedding(self.bucket(offset), self.weight).permute(0, 3, 1, 2)
+
+    def plan(self) -> PositionPlan:
+        return PositionPlan(self.embed, self.limit, (self.weight,), bias=self.bias)
 
     def bucket(self, offset: Tensor) -> Tensor:
         if self.causal:

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from heedful.config import Config, Size
+from heedful.model.cpu.plan import PositionPlan
 from heedful.model.position import Position, PositionConfig, Rotation
 
 
@@ -60,6 +61,9 @@ class Rotary(Position):
         angles = positions[..., None].float() * self.frequencies(positions.device)  # batch query head/2
         angles = torch.cat([angles, angles], dim=-1)[:, None]  # batch 1 query head
         return angles.cos(), angles.sin()
+
+    def plan(self) -> PositionPlan:
+        return PositionPlan(self.embed, self.limit, rotation=self.rotation)
 
     def frequencies(self, device: torch.device) -> Tensor:
         pair = torch.arange(0, self.head_width, 2, dtype=torch.float32, device=device)

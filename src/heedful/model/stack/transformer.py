@@ -320,14 +320,12 @@ class Transformer(Stack):
             return first_reason(position, lift, dropout, *unique, Reason("layers of another kind: no kernel yet"))
         if isinstance(norm, Reason) or isinstance(embedding_norm, Reason):
             return first_reason(embedding_norm, norm)
-        for index, window in enumerate(self.windows):
-            if window is not None:
-                return Reason(f"window {window}: no kernel yet", f"layers.{index}.attention")
         reason = differing(layers)
-        position = replace(position, limit=self.limit)
         if reason is not None:
             return reason
-        return StackPlan(tuple(layers), position, embedding_norm, norm, self.causal, self.parallel)
+        windowed = tuple(_with_window(layer, window) for layer, window in zip(layers, self.windows, strict=True))
+        position = replace(position, limit=self.limit)
+        return StackPlan(windowed, position, embedding_norm, norm, self.causal, self.parallel)
 
     def _norm_plan(self, name: str) -> NormPlan | Reason | None:
         plan = plan_of(getattr(self, name), name)
@@ -372,6 +370,10 @@ def _key_positions(positions: Tensor, cache: LayersCache | SegmentMemory | None)
     if isinstance(cache, LayersCache):
         return cache.place(positions)
     return torch.arange(cache.length + positions.shape[1], device=positions.device)[None]
+
+
+def _with_window(layer: LayerPlan, window: int | None) -> LayerPlan:
+    return layer if window is None else replace(layer, attention=replace(layer.attention, window=window))
 
 
 def waves_of(positions: Tensor, width: int) -> Tensor:

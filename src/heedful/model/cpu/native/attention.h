@@ -30,29 +30,58 @@ INLINE void mix(const float *factors, const float *vectors, Count stride, const 
 
 static Count filled(Count length) { return (length + 7) / 8 * 8; }
 
+/* (a, b) -> (a cos - b sin, b cos + a sin), where a is the first half of a head and b the second. `turns`: the cosines,
+   then the sines. */
+INLINE void rotate(float *x, const float *turns, Count head) {
+    Count half = head / 2;
+    float *other = x + half;
+    const float *sines = turns + half;
+#pragma omp simd
+    for (Count i = 0; i < half; i++) {
+        float a = x[i], b = other[i];
+        x[i] = a * turns[i] - b * sines[i];
+        other[i] = b * turns[i] + a * sines[i];
+    }
+}
+
 /* A row looks at what it has written: its newest key and value are put away, then all are looked at. */
 typedef struct {
-    const float *qkv;      /* rows 3 heads head */
-    float *store;          /* room slots 2 heads head */
+    float *qkv;            /* rows (heads + 2 kv_heads) head: queries, keys, values */
+    float *store;          /* room slots 2 kv_heads head */
     const int32_t *origin; /* rows room: in which slot a row's token of each time stands; a beam moves nothing else */
+    const int32_t *starts; /* of each row: when its text begins; NULL: at once */
+    const float *turns;    /* rows head: what queries and keys are rotated by; or NULL */
+    const float *biases;   /* heads far: added to the scores, by distance, the newest last; or NULL */
     float *y;              /* rows heads head */
-    Count heads, head, slots, room, length;
+    Count heads, kv_heads, head, slots, room, length, window, far;
     float scale;
 } Own;
 
-FAST static void look_back(const Own *of, Count row) {
-    Count width = of->heads * of->head, length = of->length, places[length];
-    const float *qkv = of->qkv + row * 3 * width;
-    float scores[filled(length)];
-    memcpy(of->store + ((length - 1) * of->slots + row) * 2 * width, qkv + width, 2 * width * sizeof(float));
-    for (Count time = 0; time < length; time++)
-        places[time] = (time * of->slots + of->origin[row * of->room + time]) * 2 * width;
-    for (Count head = 0; head < width; head += of->head) {
-        for (Count time = 0; time < length; time++)
-            scores[time] = of->scale * dot(qkv + head, of->store + places[time] + head, of->head);
-        for (Count time = length; time < filled(length); time++) scores[time] = -INFINITY;
-        softmax(scores, filled(length));
-        mix(scores, of->store + width + head, 0, places, length, of->y + row * width + head, of->head);
+/* The heads of a row that share a key and a value: `item` counts them. */
+FAST static void look_back(const Own *of, Count item) {
+    Count row = item / of->kv_heads, group = item % of->kv_heads, head = of->head, shared = of->heads / of->kv_heads;
+    Count newest = of->length - 1, width = of->kv_heads * head, first = of->starts ? of->starts[row] : 0;
+    if (of->window && of->length - of->window > first) first = of->length - of->window;
+    Count count = of->length - first, places[count];
+    float *queries = of->qkv + row * (of->heads + 2 * of->kv_heads) * head, *key = queries + (of->heads + group) * head;
+    float *store = of->store + group * head, *put = store + (newest * of->slots + row) * 2 * width, scores[filled(count)];
+    queries += group * shared * head;
+    for (Count one = 0; of->turns && one < shared; one++) rotate(queries + one * head, of->turns + row * head, head);
+    if (of->turns) rotate(key, of->turns + row * head, head);
+    memcpy(put, key, head * sizeof(float));
+    memcpy(put + width, key + width, head * sizeof(float));
+    for (Count i = 0; i < count; i++)
+        places[i] = ((first + i) * of->slots + of->origin[row * of->room + first + i]) * 2 * width;
+    for (Count one = 0; one < shared; one++) {
+        Count number = group * shared + one;
+        for (Count i = 0; i < count; i++) scores[i] = of->scale * dot(queries + one * head, store + places[i], head);
+        if (of->biases) {
+            const float *biases = of->biases + number * of->far + of->far - count;
+            for (Count i = 0; i < count; i++) scores[i] += biases[i];
+        }
+        for (Count i = count; i < filled(count); i++) scores[i] = -INFINITY;
+        softmax(scores, filled(count));
+        mix(scores, store + width, 0, places, count, of->y + (row * of->heads + number) * head, head);
     }
 }
 

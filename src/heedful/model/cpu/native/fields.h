@@ -19,7 +19,7 @@ typedef long long Count;
     FIELD(const float *, weight) \
     FIELD(const float *, bias) /* or NULL */
 
-/* What a layer holds. An encoder's has nothing for `cross`. */
+/* What a layer holds; nothing for `cross` where there is no source. */
 #define LAYER_FIELDS(FIELD)                                                    \
     FIELD(Map, query_key_value)                                                \
     FIELD(Map, output)                                                         \
@@ -30,7 +30,8 @@ typedef long long Count;
     FIELD(Norm, attention_norm)                                                \
     FIELD(Norm, cross_norm)                                                    \
     FIELD(Norm, feedforward_norm)                                              \
-    FIELD(float *, store)         /* of the texts being written: their keys and values, room slots 2 width */ \
+    FIELD(Count, window)          /* how many tokens a row looks back at, itself included; 0 = all */ \
+    FIELD(float *, store)         /* of the texts being written: keys and values, room slots 2 kv_heads head */ \
     FIELD(const float *, keys)    /* of their sources, as attention.h has them */ \
     FIELD(const float *, values)
 
@@ -39,7 +40,10 @@ typedef long long Count;
     FIELD(Count, layers)                                                \
     FIELD(Count, width)                                                 \
     FIELD(Count, heads)                                                 \
+    FIELD(Count, kv_heads) /* each shared by heads / kv_heads */        \
+    FIELD(Count, head)     /* the width of one */                       \
     FIELD(Count, cross_heads)                                           \
+    FIELD(Count, cross_head)                                            \
     FIELD(int, pre)  /* norms stand before the parts of a layer */      \
     FIELD(int, rms)  /* and are RMSNorm */                              \
     FIELD(int, kind) /* the function of the feed-forward, of rows.h */  \

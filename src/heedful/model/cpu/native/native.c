@@ -84,24 +84,53 @@ static int are_slots(const int32_t *origin, Count rows, Count room, Count length
     return 1;
 }
 
+/* Whether each row begins before its newest token. */
+static int have_begun(const int32_t *starts, Count rows, Count length) {
+    for (Count row = 0; row < rows; row++)
+        if (!between("the start of a row", 0, starts[row], length - 1)) return 0;
+    return 1;
+}
+
 static PyObject *py_step(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 17)) return NULL;
+    Style style;
+    if (!read_style(of[0], of[1], &style)) return NULL;
+    const Layer *layers = address(of[2]);
+    float *x = address(of[3]), *scratch = address(of[4]);
+    Writing job = {.additive = address(of[5]), .origin = address(of[6]), .starts = address(of[7]),
+                   .turns = address(of[8]), .biases = address(of[9]), .rows = number(of[10]),
+                   .sentences = number(of[11]), .source = number(of[12]), .slots = number(of[13]),
+                   .room = number(of[14]), .length = number(of[15]), .far = number(of[16])};
+    if (!between("slots", 1, job.slots, INT32_MAX) || !between("rows", 1, job.rows, job.slots) ||
+        !between("sentences", 1, job.sentences, job.rows) || !split_by("rows", job.rows, job.sentences) ||
+        !between("source", 0, job.source, LONGEST) ||
+        !between("length", 1, job.length, job.room < LONGEST ? job.room : LONGEST) || !is_there("layers", layers) ||
+        !is_there("x", x) || !is_there("scratch", scratch) || !is_there("origin", job.origin) ||
+        (job.source && (!split_by("source", job.source, 8) || !is_there("additive", job.additive))) ||
+        (job.biases && !between("far", job.length, job.far, MOST)) ||
+        (job.starts && !have_begun(job.starts, job.rows, job.length)) ||
+        !are_slots(job.origin, job.rows, job.room, job.length, job.slots))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS step(layers, &style, &job, x, scratch);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+static PyObject *py_read_prompts(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 13)) return NULL;
     Style style;
     if (!read_style(of[0], of[1], &style)) return NULL;
     const Layer *layers = address(of[2]);
     float *x = address(of[3]), *scratch = address(of[4]);
-    const float *additive = address(of[5]);
-    int32_t *origin = address(of[6]);
-    Count rows = number(of[7]), sentences = number(of[8]), source = number(of[9]), slots = number(of[10]);
-    Count room = number(of[11]), length = number(of[12]);
-    if (!between("slots", 1, slots, INT32_MAX) || !between("rows", 1, rows, slots) ||
-        !between("sentences", 1, sentences, rows) ||
-        !split_by("rows", rows, sentences) || !between("source", 1, source, LONGEST) || !split_by("source", source, 8) ||
-        !between("length", 1, length, room < LONGEST ? room : LONGEST) || !is_there("layers", layers) ||
-        !is_there("x", x) || !is_there("scratch", scratch) || !is_there("additive", additive) ||
-        !is_there("origin", origin) || !are_slots(origin, rows, room, length, slots))
+    Prompts job = {.firsts = address(of[5]), .turns = address(of[6]), .biases = address(of[7]), .rows = number(of[8]),
+                   .slots = number(of[9]), .length = number(of[11]), .far = number(of[12])};
+    Count room = number(of[10]);
+    if (!between("slots", 1, job.slots, INT32_MAX) || !between("rows", 1, job.rows, job.slots) ||
+        !between("length", 1, job.length, room < LONGEST ? room : LONGEST) || !split_by("head", style.head, PANEL) ||
+        !is_there("layers", layers) || !is_there("x", x) || !is_there("scratch", scratch) ||
+        !is_there("firsts", job.firsts) || (job.biases && !between("far", job.length, job.far, MOST)) ||
+        !are_starts(job.firsts, job.rows, job.length))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS step(layers, &style, x, scratch, additive, origin, rows, sentences, source, slots, room, length);
+    Py_BEGIN_ALLOW_THREADS read_prompts(layers, &style, &job, x, scratch);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
@@ -363,6 +392,7 @@ static PyMethodDef functions[] = {
     FUNCTION(norm),        FUNCTION(drop),        FUNCTION(activate),      FUNCTION(attend), FUNCTION(attend_back),
     FUNCTION(linear_room), FUNCTION(linear),      FUNCTION(cross_entropy), FUNCTION(largest), FUNCTION(log_softmax),
     FUNCTION(feed),        FUNCTION(weight_gradient),       FUNCTION(is_invertible),   FUNCTION(add_norm),   FUNCTION(attention_room),
+    FUNCTION(read_prompts),
     {NULL, NULL, 0, NULL},
 };
 
@@ -414,7 +444,7 @@ PyMODINIT_FUNC START(void) {
     }
     PyObject *made = PyModule_Create(&module);
     if (made) PyModule_AddStringConstant(made, "PROCESSOR", PROCESSOR);
-    if (made) PyModule_AddIntConstant(made, "VERSION", 8); /* raised when what kernels.py hands over changes */
+    if (made) PyModule_AddIntConstant(made, "VERSION", 9); /* raised when what kernels.py hands over changes */
     PyObject *fields = made ? described() : NULL;
     if (!fields || PyModule_AddObject(made, "STRUCTS", fields) < 0) {
         Py_XDECREF(fields);

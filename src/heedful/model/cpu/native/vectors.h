@@ -98,13 +98,14 @@ INLINE float largest_of(const float *x, Count size) {
 
 static int threads_for(Count operations, int threads) { return operations < LARGE ? 1 : threads; }
 
-/* `call` for each of `rows`, on `threads`, which are what they are called where this stands. */
-#define EACH_ROW(call)                                                   \
-    do {                                                                 \
-        if (threads < 2) {                                               \
-            for (Count row = 0; row < rows; row++) call;                 \
-        } else {                                                         \
-            _Pragma("omp parallel for num_threads(threads)")             \
-            for (Count row = 0; row < rows; row++) call;                 \
-        }                                                                \
+/* `call` for each `one` of `count`, on `threads`, which are what they are called where this stands. */
+#define EACH(one, count, call)                                   \
+    do {                                                         \
+        if (threads < 2) {                                       \
+            for (Count one = 0; one < count; one++) call;        \
+        } else {                                                 \
+            _Pragma("omp parallel for num_threads(threads)")     \
+            for (Count one = 0; one < count; one++) call;        \
+        }                                                        \
     } while (0)
+#define EACH_ROW(call) EACH(row, rows, call)
