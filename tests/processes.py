@@ -60,15 +60,17 @@ class Started(subprocess.Popen):
 
 @functools.cache
 def programs() -> Path:
-    """The folder of the server's socket and of a `heedful` that asks it. The server ends with this process."""
+    """The folder of the server's socket, and of a `heedful` and a `python` that ask it. It ends with this process."""
     folder = tempfile.TemporaryDirectory(prefix="heedful-tests-")
     place = Path(folder.name)
     command = [sys.executable, str(FORKING / "server.py"), str(place / "socket")]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert server.stdout.readline() == b"ready\n"
-    words = [sys.executable, "-IS", str(FORKING / "client.py"), str(place / "socket"), "-m", "heedful"]
-    (place / "heedful").write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-    (place / "heedful").chmod(0o755)
+    ask = shlex.join([sys.executable, "-IS", str(FORKING / "client.py"), str(place / "socket")])
+    choice = f'case "$1" in -m | -c) exec {ask} "$@" ;; *) exec {shlex.quote(sys.executable)} "$@" ;; esac'
+    for name, line in (("heedful", f'exec {ask} -m heedful "$@"'), ("python", choice)):
+        (place / name).write_text(f"#!/bin/sh\n{line}\n")
+        (place / name).chmod(0o755)
 
     def end() -> None:
         server.stdin.close()

@@ -18,6 +18,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+SOCKET = sys.argv[1]
 MODULES = [
     "torch",
     "torch.distributed.run",
@@ -36,7 +37,7 @@ def main() -> None:
         importlib.import_module(name)
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(sys.argv[1])
+        listener.bind(SOCKET)
         listener.listen(64)
         print("ready", flush=True)
         while sys.stdin.fileno() not in (ready := select.select([listener, sys.stdin], [], [], 1.0)[0]):
@@ -89,6 +90,7 @@ def become(asked: dict, files: list[int]) -> None:
     os.environ.update(asked["environment"])
     kind, what, *rest = asked["arguments"]
     sys.path[0] = str(Path.cwd())
+    sys.executable = str(Path(SOCKET).with_name("python"))  # what a command starts is forked too
     sys.argv = [kind, *rest]
     if kind == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
