@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def held() -> list[int]:
-    """A file that the command keeps open until it ends, if there is one."""
+    """A file that is to be kept open until the command has ended, if there is one."""
     return [int(os.environ.pop("HELD"))] if "HELD" in os.environ else []
 
 

@@ -59,14 +59,15 @@ def reap() -> None:
 
 
 def serve(connection: socket.socket) -> None:
-    """Fork the command, tell the client its number and how it ended; if the client is killed, so is the command."""
+    """Fork the command, tell the client its number and how it ended; if the client is killed, so is the command. A
+    fourth file stays open until the command is no more, its locks included."""
     length, files, _, _ = socket.recv_fds(connection, 8, 4)
     with connection.makefile("rb") as stream:
         asked = json.loads(stream.read(int.from_bytes(length, "big")))
     if not (command := os.fork()):
         connection.close()
         return become(asked, files)
-    for file in files:
+    for file in files[:3]:
         os.close(file)
     connection.sendall(b"%d\n" % command)
     ended = os.pidfd_open(command)
@@ -82,6 +83,7 @@ def become(asked: dict, files: list[int]) -> None:
     """What `python *arguments` does in this folder and environment, with these standard streams."""
     for number, file in enumerate(files[:3]):
         os.dup2(file, number)
+    for file in files:
         os.close(file)
     sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace")
