@@ -5,10 +5,11 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import path
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -42,8 +43,7 @@ def place(tmp_path_factory):
     ("page", "command", "printed"), [*commands("tutorial.md"), *commands("extending.md"), *commands("questions.md")]
 )
 def test_commands_run_in_their_order_and_print_what_stands_below_them(page, command, printed, place):
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "HEEDFUL_CACHE": str(place / "cache")}
+    environment = {**os.environ, "PATH": path(), "HEEDFUL_CACHE": str(place / "cache")}
     result = subprocess.run(
         command, shell=True, cwd=place, env=environment, capture_output=True, text=True, timeout=300
     )

@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from heedful.inspection.cost import count_parameters
 from heedful.model.create import create
 from heedful.training.recipe import parse_recipe, read_recipe
 from tests.corpora import pairs
+from tests.processes import Started, program
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 FAST = {"training": {"steps": 60, "warmup": 10, "batch_tokens": 256, "save_every": 10, "validate_every": 60,
@@ -83,11 +83,8 @@ def used(place, monkeypatch):
 
 
 def command(place, *words, processes=1):
-    starter = [sys.executable, "-m"]
-    if processes > 1:
-        starter += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
     environment = {**os.environ, "HEEDFUL_CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1"}
-    return [*starter, "heedful", *map(str, words)], {"cwd": place, "env": environment}
+    return program(*words, processes=processes), {"cwd": place, "env": environment}
 
 
 def run(place, *words, processes=1):
@@ -128,7 +125,7 @@ def test_killed_and_resumed_it_ends_as_if_left_alone(place, name, request):
     alone = request.getfixturevalue({"judging": "judge", "translating": "translator"}[name])
     data, out = {"judging": "labelled.tsv", "translating": "pairs.tsv"}[name], f"{name}-killed"
     arguments, options = command(place, "train", data, "--recipe", f"{name}.yaml", "--out", out)
-    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options) as process:
+    with Started(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options) as process:
         deadline = time.monotonic() + 120
         while not (place / out / "checkpoints" / "20").exists() and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 import heedful
 from tests.corpora import pairs
 from tests.exchange import folders
+from tests.processes import path, python
 
 PAGE = Path(__file__).parents[2] / "docs" / "adapters.md"
 
@@ -28,15 +28,14 @@ def test_the_commands_of_the_page_run(tmp_path):
     blocks = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if line.strip()]
     assert len(lines) == 8
-    environment = {**os.environ, "HEEDFUL_CACHE": str(tmp_path / "cache")}
+    environment = {**os.environ, "PATH": path(), "HEEDFUL_CACHE": str(tmp_path / "cache")}
     for line in lines:
-        command = re.sub(r"^heedful |(?<=\| )heedful ", f"{sys.executable} -m heedful ", line)
-        done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True,
+        done = subprocess.run(line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True,
                               timeout=300)  # fmt: skip
         assert done.returncode == 0, (line, done.stderr[-800:])
         assert done.stdout.strip(), line
     (code,) = re.findall(r"```py\n(.*?)```", text, flags=re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(python("-c", code), cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "2", done.stderr[-800:]
 
 

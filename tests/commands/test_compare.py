@@ -3,13 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 
 from heedful.evaluation.compare import permutation_p_value, same_direction
 from tests.commands.in_process import refused
 from tests.corpora import SMALL, pairs
+from tests.processes import program
 
 SHARED = [*SMALL, "training.steps=30", "training.validate_every=30", "training.save_every=30", "data.max_length=30"]
 
@@ -21,9 +21,8 @@ def corpus(tmp_path, monkeypatch):
 
 
 def heedful(*arguments):
-    command = [sys.executable, "-m", "heedful", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    result = subprocess.run(program(*arguments), capture_output=True, text=True, env=environment, timeout=300)
     assert result.returncode == 0, result.stderr
     return result
 
@@ -39,13 +38,13 @@ def test_translators_are_compared_with_the_baseline(corpus, tmp_path):
     assert variants["baseline"]["p_value"] is None and 0 < variants["plain"]["p_value"] <= 1
     assert not variants["plain"]["differs"], "the same function cannot be better"
     assert json.loads((tmp_path / "out" / "compare.json").read_text()) == result
-    again = json.loads(heedful(*command).stdout)  # finished trainings are not repeated
-    assert again == result
     changed = [word.replace("batch_tokens=256", "batch_tokens=128") for word in command]
-    refusal = subprocess.run([sys.executable, "-m", "heedful", *changed], capture_output=True, text=True, timeout=300)
+    refusal = subprocess.run(program(*changed), capture_output=True, text=True, timeout=300)
     assert refusal.returncode == 2 and "training.batch_tokens" in refusal.stderr, refusal.stderr
     table = heedful(*(word for word in command if word != "--json"), "--markdown").stdout
     assert "| baseline |" in table and "± " in table
+    again = json.loads((tmp_path / "out" / "compare.json").read_text())  # finished trainings are not repeated
+    assert again == result
 
 
 def test_mistakes_are_found_before_any_training(corpus, tmp_path, monkeypatch, capsys):

@@ -5,8 +5,9 @@ import os
 import random
 import re
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.processes import path
 
 PAGE = Path(__file__).parents[2] / "docs" / "dialogue.md"
 SHORT = (
@@ -38,11 +39,11 @@ def test_the_commands_of_the_page_run(tmp_path):
     blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     printed = {}
     for line in (line for block in blocks for line in block.splitlines() if line.strip()):
-        command = re.sub(r"\bheedful (?=[a-z]+ )", f"{sys.executable} -m heedful ", line)
+        command = line
         if " train " in command:
             encoder = "--recipe summarise" in command or "vaswani" in command
             command += SHORT + (" model.encoder.layers=1 model.encoder.attention.heads=2" if encoder else "")
-        environment = {**os.environ, "HEEDFUL_CACHE": str(tmp_path / "cache")}
+        environment = {**os.environ, "PATH": path(), "HEEDFUL_CACHE": str(tmp_path / "cache")}
         done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True,
                               timeout=300)  # fmt: skip
         assert done.returncode == 0, (line, done.stderr[-800:])

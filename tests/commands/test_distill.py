@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 
@@ -17,6 +16,7 @@ from heedful.training.run import train
 from heedful.translator import load
 from tests.commands.in_process import refused, run
 from tests.corpora import SMALL, pairs
+from tests.processes import python
 
 KILLED = """
 import os, signal, sys
@@ -104,8 +104,8 @@ def test_the_reasons():
 def test_killed_anywhere_it_goes_on_to_the_byte(place, said, last):
     options = ["t.txt", "--min-score", -1.9, "--sample"]
     said("a", *options, "-o", "whole.tsv")
-    program = [sys.executable, "-c", KILLED.format(last=last), "distill", "a", *map(str, options), "-o", f"k{last}.tsv"]
-    code = subprocess.run(program, cwd=place, env=os.environ, capture_output=True, timeout=60).returncode
+    command = python("-c", KILLED.format(last=last), "distill", "a", *options, "-o", f"k{last}.tsv")
+    code = subprocess.run(command, cwd=place, env=os.environ, capture_output=True, timeout=60).returncode
     assert code == -signal.SIGKILL
     assert (place / f"k{last}.tsv").exists() == (last == 7)  # all is written, and only the note says it is not
     said("a", *options, "-o", f"k{last}.tsv")

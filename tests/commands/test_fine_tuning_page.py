@@ -4,12 +4,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.corpora import SMALL, pairs
+from tests.processes import path
 
 PAGE = Path(__file__).parents[2] / "docs" / "fine-tuning.md"
 SHORT = (
@@ -28,9 +28,8 @@ def section(title):
 
 
 def printed_by(line, place, changes=""):
-    command = re.sub(r"\bheedful (?=[a-z]+ )", f"{sys.executable} -m heedful ", line)
-    command += changes if " train " in command else ""
-    environment = {**os.environ, "HEEDFUL_CACHE": str(place / "cache")}
+    command = line + (changes if " train " in line else "")
+    environment = {**os.environ, "PATH": path(), "HEEDFUL_CACHE": str(place / "cache")}
     done = subprocess.run(command, shell=True, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, (line, done.stderr[-800:])
     return done.stdout

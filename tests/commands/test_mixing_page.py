@@ -4,12 +4,12 @@ cut short, and their models are small."""
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import yaml
 
 from tests.corpora import pairs
+from tests.processes import path, python
 
 PAGE = Path(__file__).parents[2] / "docs" / "mixing.md"
 RECIPES = ("tasks.yaml", "domains.yaml", "many.yaml")
@@ -35,12 +35,11 @@ def write(place: Path) -> None:
 
 def test_the_commands_of_the_page_run(tmp_path):
     write(tmp_path)
-    environment = {**os.environ, "HEEDFUL_CACHE": str(tmp_path / "cache")}
+    environment = {**os.environ, "PATH": path(), "HEEDFUL_CACHE": str(tmp_path / "cache")}
     lines = [line for block in blocks("sh") for line in block.splitlines() if line.strip()]
     said = {}
     for line in lines:
-        command = re.sub(r"(^|\| )heedful ", rf"\1{sys.executable} -m heedful ", line)
-        command += STEPS if " train " in command else ""
+        command = line + (STEPS if " train " in line else "")
         done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True,
                               timeout=300)  # fmt: skip
         assert done.returncode == 0, (line, done.stderr[-800:])
@@ -50,7 +49,7 @@ def test_the_commands_of_the_page_run(tmp_path):
     assert "de-fr was not trained" in found['"Hallo." | heedful translate runs/many --from de --to fr']
     assert "2de" in (tmp_path / "hello.html").read_text(encoding="utf-8")
     (code,) = blocks("py")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True,
+    done = subprocess.run(python("-c", code), cwd=tmp_path, env=environment, capture_output=True, text=True,
                           timeout=300)  # fmt: skip
     assert done.stdout == "str\n", done.stderr[-800:]
 

@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from tests.commands.in_process import refused
+from tests.processes import program
 
 
 def heedful(*arguments):
-    command = [sys.executable, "-c", "from heedful.commands.main import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(program(*arguments), capture_output=True, text=True, timeout=120)
 
 
 def test_it_prints_a_table():

@@ -5,11 +5,11 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import path
 from tests.tasks.labelled import sentences, write
 
 PAGE = Path(__file__).parents[2] / "docs" / "reading.md"
@@ -55,10 +55,10 @@ def test_the_commands_of_the_page_run(tmp_path):
     files(tmp_path)
     printed = {}
     for line in commands():
-        command = re.sub(r"^heedful ", f"{sys.executable} -m heedful ", line)
+        command = line
         if " train " in command:
             command += STEPS + ("" if "--start-from" in command else SHORT)
-        environment = {**os.environ, "HEEDFUL_CACHE": str(tmp_path / "cache")}
+        environment = {**os.environ, "PATH": path(), "HEEDFUL_CACHE": str(tmp_path / "cache")}
         done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True,
                               timeout=300)  # fmt: skip
         assert done.returncode == 0, (line, done.stderr[-800:])

@@ -4,12 +4,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
 from tests.corpora import SMALL, pairs
+from tests.processes import Started, program
 
 LSH = [f"model.{side}.attention.mix={{kind: lsh, buckets: 4, rounds: 2, chunk: 2}}" for side in ("encoder", "decoder")]
 REVERSIBLE = ["model.encoder=reversible", "model.decoder=reversible"]
@@ -24,7 +24,7 @@ def corpus(tmp_path_factory):
 
 def command(corpus, *words):
     environment = {**os.environ, "HEEDFUL_CACHE": str(corpus.parent / "cache"), "OMP_NUM_THREADS": "1"}
-    return [sys.executable, "-m", "heedful", *map(str, words)], environment
+    return program(*words), environment
 
 
 def run(corpus, *words):
@@ -40,7 +40,7 @@ def test_killed_and_resumed_it_ends_as_if_left_alone_and_translates(corpus, tmp_
     changes = [*before, *SMALL, *after, *STEPS]
     run(corpus, "train", corpus, "--out", tmp_path / "alone", *changes)
     arguments, environment = command(corpus, "train", corpus, "--out", tmp_path / "killed", *changes)
-    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) as process:
+    with Started(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) as process:
         deadline = time.monotonic() + 120
         while not (tmp_path / "killed/checkpoints/20").exists() and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -3,12 +3,12 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.exchange import folders
+from tests.processes import path
 
 PAGE = Path(__file__).parents[2] / "docs" / "start-from.md"
 
@@ -26,9 +26,8 @@ def test_the_commands_of_the_page_run(tmp_path):
     lines = [line for block in blocks for line in block.splitlines() if line.strip()]
     assert len(lines) == 6
     for line in lines:
-        command = re.sub(r"^heedful ", f"{sys.executable} -m heedful ", line)
-        environment = {**os.environ, "HEEDFUL_CACHE": str(tmp_path / "cache")}
-        done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True,
+        environment = {**os.environ, "PATH": path(), "HEEDFUL_CACHE": str(tmp_path / "cache")}
+        done = subprocess.run(line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True,
                               timeout=300)  # fmt: skip
         assert done.returncode == 0, (line, done.stderr[-800:])
         assert done.stdout.strip(), line

@@ -4,9 +4,9 @@ are cut short, and their models are small."""
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
+from tests.processes import path
 from tests.tasks.test_masked_lm import farm
 
 PAGE = Path(__file__).parents[2] / "docs" / "text-to-text.md"
@@ -24,10 +24,10 @@ def test_the_commands_of_the_page_run(tmp_path):
     (tmp_path / "gaps.txt").write_text("the old <extra_id_0> says woof\n", encoding="utf-8")
     blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     for line in [line for block in blocks for line in block.splitlines() if line.strip()]:
-        command = re.sub(r"^heedful ", f"{sys.executable} -m heedful ", line)
+        command = line
         if " train " in command:
             command += STEPS + ("" if "--start-from" in command else SMALL)
-        environment = {**os.environ, "HEEDFUL_CACHE": str(tmp_path / "cache")}
+        environment = {**os.environ, "PATH": path(), "HEEDFUL_CACHE": str(tmp_path / "cache")}
         done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True,
                               timeout=300)  # fmt: skip
         assert done.returncode == 0, (line, done.stderr[-800:])

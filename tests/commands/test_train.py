@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from tests.commands.in_process import refused
 from tests.corpora import SMALL, pairs
+from tests.processes import Started, program, programs
 
 STEPS = ["training.steps=200", "training.save_every=10", "training.validate_every=100", "training.log_every=10"]
 
@@ -23,20 +24,13 @@ def corpus(tmp_path_factory):
     return pairs(tmp_path_factory.mktemp("corpus") / "p.tsv")
 
 
-def command(*arguments, processes=1):
-    starter = [sys.executable, "-m"]
-    if processes > 1:
-        starter += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
-    return [*starter, "heedful", *map(str, arguments)]
-
-
 def environment(corpus):
     return {**os.environ, "HEEDFUL_CACHE": str(corpus.parent / "cache"), "OMP_NUM_THREADS": "1"}
 
 
 def heedful(corpus, *arguments, processes=1, **options):
     return subprocess.run(
-        command(*arguments, processes=processes),
+        program(*arguments, processes=processes),
         capture_output=True,
         text=True,
         timeout=240,
@@ -57,15 +51,15 @@ def losses(out):
 
 
 def test_killed_at_random_moments_it_ends_as_if_left_alone(corpus, tmp_path):
+    programs()  # what starts it once is not counted
     began = time.monotonic()
     train(corpus, tmp_path / "alone")
     whole = time.monotonic() - began
     chance, kills = random.Random(3), 0
     for _ in range(4):
-        arguments = command("train", corpus, "--out", tmp_path / "killed", *SMALL, *STEPS)
-        with subprocess.Popen(
-            arguments, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment(corpus)
-        ) as run:
+        arguments = program("train", corpus, "--out", tmp_path / "killed", *SMALL, *STEPS)
+        quiet = subprocess.DEVNULL
+        with Started(arguments, stderr=quiet, stdout=quiet, env=environment(corpus)) as run:
             try:
                 run.wait(timeout=chance.uniform(0.5, 0.95) * whole)
             except subprocess.TimeoutExpired:
@@ -81,8 +75,8 @@ def test_killed_at_random_moments_it_ends_as_if_left_alone(corpus, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_asked_to_stop_it_saves_and_says_so(corpus, tmp_path, number):
     out = tmp_path / "run"
-    arguments = command("train", corpus, "--out", out, *SMALL, *STEPS, "training.steps=100000")
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment(corpus)) as run:
+    arguments = program("train", corpus, "--out", out, *SMALL, *STEPS, "training.steps=100000")
+    with Started(arguments, stderr=subprocess.PIPE, text=True, env=environment(corpus)) as run:
         for line in run.stderr:
             if line.startswith("step 20/"):
                 run.send_signal(number)
@@ -160,9 +154,9 @@ def test_a_budget_makes_a_plan(corpus, tmp_path):
     assert result.returncode == 0, result.stderr
     state = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert state[-1]["final"]
-    result = heedful(corpus, "train", corpus, "--out", tmp_path / "timed", "--budget", "6s", "tokenizer.kind=character")
+    result = heedful(corpus, "train", corpus, "--out", tmp_path / "timed", "--budget", "2s", "tokenizer.kind=character")
     assert result.returncode == 0, result.stderr
-    assert "plan for 6s: tiny model" in result.stderr
+    assert "plan for 2s: tiny model" in result.stderr
 
 
 MISTAKES = {
@@ -223,12 +217,13 @@ def test_a_model_whose_checkpoints_are_gone_is_not_replaced(corpus, tmp_path):
 
 def test_two_trainings_in_one_folder_are_one_too_many(corpus, tmp_path):
     out = tmp_path / "run"
-    arguments = command("train", corpus, "--out", out, *SMALL, *STEPS, "training.steps=100000")
+    words = ["train", corpus, "--out", out, *SMALL, *STEPS, "training.steps=100000"]
+    arguments = [sys.executable, "-m", "heedful", *map(str, words)]  # a process with a number of its own
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment(corpus)) as first:
         for line in first.stderr:
             if line.startswith("step 20/"):
                 break
-        second = heedful(corpus, "train", corpus, "--out", out, *SMALL, *STEPS, "training.steps=100000")
+        second = heedful(corpus, *words)
         first.kill()
         first.stderr.read()
     assert second.returncode == 2

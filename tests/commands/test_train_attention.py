@@ -3,13 +3,13 @@
 import os
 import shutil
 import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
 from safetensors.torch import load_file
 
 from tests.corpora import SMALL, pairs
+from tests.processes import program
 
 STEPS = ["training.steps=12", "training.save_every=6", "training.validate_every=12", "training.log_every=6"]
 CHANGES = {
@@ -36,7 +36,7 @@ def corpus(tmp_path_factory):
 
 def heedful(corpus, *arguments, **options):
     environment = {**os.environ, "HEEDFUL_CACHE": str(corpus.parent / "cache"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "heedful", *map(str, arguments)]
+    command = program(*arguments)
     result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, **options)
     assert result.returncode == 0, result.stderr
     return result

@@ -18,6 +18,7 @@ from heedful.training.run import train
 from heedful.translator import Translation
 from tests.commands.in_process import refused
 from tests.corpora import SMALL, pairs
+from tests.processes import program
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def place(tmp_path_factory):
 
 
 def heedful(place, *arguments, stdin=b""):
-    command = [sys.executable, "-m", "heedful", *map(str, arguments)]
+    command = program(*arguments)
     result = subprocess.run(command, cwd=place, input=stdin, capture_output=True, timeout=120, env=os.environ)
     return result.returncode, result.stdout.decode(), result.stderr.decode()
 

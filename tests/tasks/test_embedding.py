@@ -5,7 +5,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 
 import heedful
 from heedful.commands.exchange import export_model, import_model
+from tests.processes import program
 from tests.tasks.labelled import bert, built, write
 
 SIZES = [{"width": 22, "hidden": 37, "heads": 2}, {"width": 64, "hidden": 128, "heads": 4}]
@@ -217,12 +217,9 @@ def test_what_we_train_opens_in_sentence_transformers_with_equal_vectors(tmp_pat
 
 
 def run(place, *words, processes=1):
-    starter = [sys.executable, "-m"]
-    if processes > 1:
-        starter += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
     environment = {**os.environ, "HEEDFUL_CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1"}
-    words = [*starter, "heedful", *map(str, words)]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=240, env=environment)
+    command = program(*words, processes=processes)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
     assert result.returncode == 0, result.stderr
     return result
 

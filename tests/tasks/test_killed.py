@@ -4,11 +4,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 
 from tests.corpora import SMALL, pairs
+from tests.processes import python
 from tests.tasks.test_dialogue import CODER, talks
 
 STEPS = ["training.steps=30", "training.save_every=10", "training.validate_every=15", "training.log_every=1",
@@ -42,8 +42,8 @@ def test_killed_training_equals_uninterrupted_training(tmp_path, kind):
     environment = {**os.environ, "HEEDFUL_CACHE": str(tmp_path / "cache")}
 
     def run(out, killed):
-        command = [sys.executable, "-c", PROGRAM, str(killed), "train", str(file), "--out", str(tmp_path / out)]
-        command += ["--recipe", recipe, *changes, *STEPS]
+        command = python("-c", PROGRAM, killed, "train", file, "--out", tmp_path / out, "--recipe", recipe)
+        command += [*changes, *STEPS]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == (-signal.SIGKILL if killed else 0), done.stderr[-800:]
 

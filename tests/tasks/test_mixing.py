@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from heedful.training.recipe import read_recipe
 from heedful.training.run import train
 from tests.commands.in_process import refused, run
 from tests.corpora import SMALL, pairs, words
+from tests.processes import program
 
 STEPS = ["training.validate_every=4", "training.save_every=2", "training.samples=0", "training.average=false"]
 CODES = {
@@ -169,7 +169,7 @@ def test_the_commands(many, place, monkeypatch, capsys):
     lines = [{"text": "a b", "to": "fr"}, {"text": "a", "to": "xx"}, {"text": "A B", "from": "de", "to": "en"}]
     file = place / "in.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    command = [sys.executable, "-m", "heedful", "translate", str(many), "-i", str(file), "--from", "en"]
+    command = program("translate", many, "-i", file, "--from", "en")
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "line 2: this model does not know the language 'xx'" in done.stderr
     written = [json.loads(line)["translation"] for line in done.stdout.splitlines()]

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +25,7 @@ from heedful.tasks import Settings
 from heedful.training.parallel import World
 from heedful.training.recipe import read_recipe
 from heedful.training.run import train
+from tests.processes import Started, program
 
 CONTEXT, MEMORY = 7, 5
 SMALL = [
@@ -172,11 +172,8 @@ def test_micro_batches_equal_one_batch_and_carry_a_memory_each(book, tmp_path, t
 
 
 def command(book, *arguments, processes=1):
-    starter = [sys.executable, "-m"]
-    if processes > 1:
-        starter += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
     environment = {**os.environ, "HEEDFUL_CACHE": str(book.parent / "cache"), "OMP_NUM_THREADS": "1"}
-    return [*starter, "heedful", *map(str, arguments)], environment
+    return program(*arguments, processes=processes), environment
 
 
 def heedful_(book, *arguments, processes=1):
@@ -196,7 +193,7 @@ def test_killed_it_ends_as_if_left_alone_and_its_memory_with_it(book, tmp_path, 
     out = tmp_path / "killed"
     words, environment = command(book, "train", book, "--recipe", "char-gpt", "--out", out, *SMALL)
     quiet = subprocess.DEVNULL
-    with subprocess.Popen(words, env=environment, stdout=quiet, stderr=quiet) as process:
+    with Started(words, env=environment, stdout=quiet, stderr=quiet) as process:
         deadline = time.monotonic() + 120
         while not (out / "checkpoints" / "20").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
