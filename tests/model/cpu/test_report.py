@@ -60,7 +60,7 @@ def test_an_encoder_that_is_left_to_its_modules():
 def test_grouped_heads():
     found = built({"attention": {"heads": 2, "kv_heads": 1}})
     assert found["decoder.attention"] == (
-        "kernels, mixing by torch (grouped heads: no kernel yet)",
+        "kernels",
         "modules (grouped heads (2 share 1): no kernel yet)",
     )
 

@@ -24,17 +24,18 @@ lengths = st.one_of(st.integers(1, 20), st.integers(40, 130))
 
 
 @few
-@given(batch=st.integers(1, 3), heads=st.integers(1, 3), queries=lengths, keys=lengths,
+@given(batch=st.integers(1, 3), kv_heads=st.integers(1, 3), shared=st.integers(1, 3), queries=lengths, keys=lengths,
        head=st.sampled_from([16, 32, 48]), mask=st.sampled_from(["none", "causal", "padding", "both"]),
        one_product=st.booleans(), seed=st.integers(0, 99), threads=st.integers(1, 2))  # fmt: skip
-def test_attention(batch, heads, queries, keys, head, mask, one_product, seed, threads):
+def test_attention(batch, kv_heads, shared, queries, keys, head, mask, one_product, seed, threads):
     torch.manual_seed(seed)
     if mask in ("causal", "both") or one_product:
         keys = queries
-    parts = [torch.randn(batch, length, heads * head) for length in (queries, keys, keys)]
+    wide = [kv_heads * shared * head, kv_heads * head, kv_heads * head]
+    parts = [torch.randn(batch, length, size) for length, size in zip((queries, keys, keys), wide, strict=True)]
     if one_product:  # as they come out of a FusedLinear: beside each other
-        parts = list(torch.cat(parts, -1).split(heads * head, -1))
-    inputs = [part.unflatten(-1, (heads, head)).transpose(1, 2).detach().requires_grad_() for part in parts]
+        parts = list(torch.cat(parts, -1).split(wide, -1))
+    inputs = [part.unflatten(-1, (-1, head)).transpose(1, 2).detach().requires_grad_() for part in parts]
     hidden = torch.zeros(batch, 1, queries if mask == "both" else 1, keys, dtype=torch.bool)
     if mask in ("padding", "both"):
         hidden |= (torch.rand(batch, 1, 1, keys) < 0.4) & (torch.arange(keys) > 0)
@@ -50,6 +51,7 @@ def test_attention(batch, heads, queries, keys, head, mask, one_product, seed, t
     finally:
         torch.set_num_threads(before)
     query, key, value = (part.double() for part in inputs)
+    key, value = (part.repeat_interleave(shared, 1) for part in (key, value))
     scores = query @ key.transpose(-2, -1) * 0.3
     if mask == "causal":
         scores = scores.masked_fill(torch.ones(queries, keys, dtype=torch.bool).triu(1), -torch.inf)
@@ -138,20 +140,22 @@ def test_the_mix_takes_our_kernel_where_it_can_and_torch_elsewhere(monkeypatch):
     mix(*(part[..., :12] for part in suited), sight=Sight(Mask()))  # a width that is not a multiple of 16
     mix(*(part.double() for part in suited), sight=Sight(Mask()))
     mix(*suited, sight=Sight(Mask(), torch.arange(9)[None], torch.arange(9)[None], Alibi(4)))
-    mix(suited[0], *(part[:, :2] for part in suited[1:]), sight=Sight(Mask()))  # grouped heads
     assert len(calls) == 1
-    mix.train()(*suited, sight=Sight(Mask()))  # dropout inside
+    mix(suited[0], *(part[:, :2] for part in suited[1:]), sight=Sight(Mask()))  # grouped heads
     assert len(calls) == 2
+    mix.train()(*suited, sight=Sight(Mask()))  # dropout inside
+    assert len(calls) == 3
     mix.dropout = 1.0
     mix(*suited, sight=Sight(Mask()))
-    assert len(calls) == 2
+    assert len(calls) == 3
 
 
-def test_gradients_side_by_side_are_joined_without_a_copy(monkeypatch):
-    linear, x = FusedLinear(32, (32, 32, 32), ("query", "key", "value")), torch.randn(3, 7, 32, requires_grad=True)
+@pytest.mark.parametrize("sizes", [(32, 32, 32), (96, 32, 32)])
+def test_gradients_side_by_side_are_joined_without_a_copy(monkeypatch, sizes):
+    linear, x = FusedLinear(32, sizes, ("query", "key", "value")), torch.randn(3, 7, 32, requires_grad=True)
 
     def gradient():
-        parts = [part.unflatten(-1, (2, 16)).transpose(1, 2) for part in linear(x)]
+        parts = [part.unflatten(-1, (-1, 16)).transpose(1, 2) for part in linear(x)]
         y = training.masked_attention(*parts, None, causal=True, scale=0.25)
         return torch.autograd.grad(y.pow(2).sum(), x)[0]
 

@@ -179,14 +179,12 @@ def sizes(*given: int) -> Reason | None:
     return None if wrong is None else Reason(f"width {wrong} is not a multiple of {WIDE}")
 
 
-def attention(*, heads: int, kv_heads: int, head: int, dropout: float, biased: bool) -> Reason | None:
+def attention(*, head: int, dropout: float, biased: bool) -> Reason | None:
     """For softmax attention. `biased`: something besides the mask is added to its scores."""
     if dropout == 1:
         return Reason("dropout 1: nothing to compute")
     if biased:
         return Reason("terms added to the scores: no kernel yet")
-    if kv_heads != heads:
-        return Reason("grouped heads: no kernel yet")
     return Reason(f"head {head} is not a multiple of {WIDE}") if head % WIDE else None
 
 
@@ -197,10 +195,10 @@ def attention_now(
     if torch.compiler.is_compiling():
         return COMPILING
     (batch, heads, _, head), (kv_heads, keys) = query.shape, key.shape[1:3]
-    reason = attention(heads=heads, kv_heads=kv_heads, head=head, dropout=dropout, biased=biased)
+    reason = attention(head=head, dropout=dropout, biased=biased)
     if reason is not None:
         return reason
-    if key.shape != value.shape or key.shape[::3] != (batch, head):
+    if key.shape != value.shape or key.shape[::3] != (batch, head) or not kv_heads or heads % kv_heads:
         return MISFIT
     if not query.numel() or not key.numel():
         return EMPTY

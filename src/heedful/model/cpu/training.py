@@ -49,8 +49,9 @@ def masked_attention(
     """The kernel. additive: (batch or 1) 1 (query or 1) key, added to the scores; not needed for a plain
     causal mask. The backward pass draws what is dropped again, so it is not stored."""
     batch, heads, queries, head = query.shape if query.dim() == 4 else (0, 0, 0, 0)
-    keys = key.shape[2] if key.dim() == 4 else 0
-    fit = key.shape == value.shape == (batch, heads, keys, head) and 0 <= dropout < 1
+    kv_heads, keys = key.shape[1:3] if key.dim() == 4 else (0, 0)
+    fit = key.shape == value.shape == (batch, kv_heads, keys, head) and 0 <= dropout < 1
+    fit = fit and kv_heads > 0 and heads % kv_heads == 0
     fit = fit and door.tensors((query, key, value)) is None
     if additive is not None:
         rows = additive.shape[0] in (1, batch) and additive.shape[1:] in ((1, 1, keys), (1, queries, keys))
@@ -121,26 +122,27 @@ def _rest(
     if additive is not None:
         everywhere = additive.expand(batch, 1, queries, key.shape[2])
         strides = (everywhere.data_ptr(), everywhere.stride(0), everywhere.stride(2))
-    sizes = (batch, heads, queries, key.shape[2], head)
+    sizes = (batch, heads, heads // key.shape[1], queries, key.shape[2], head)
     room = (scratch.data_ptr(), torch.get_num_threads())
     drops = (round(how.dropout * WHOLE), 1 / (1 - how.dropout), how.seed)
     return *strides, sums.data_ptr(), *sizes, how.scale, how.causal, *room, *drops
 
 
 def _adjacent(*parts: Tensor) -> list[Tensor]:
-    """Uninitialised gradients of queries, keys and values (batch heads time head). Parts that come from one product
+    """Uninitialised tensors of the same shapes (batch heads time head). Successive parts that came from one product
     share one tensor, so that its gradient is assembled without a copy."""
     found: list[Tensor] = []
     while len(found) < len(parts):
         first = parts[len(found)]
-        batch, heads, time, head = first.shape
-        count = 1
+        batch, _, time, head = first.shape
+        together = [first]
         for other in parts[len(found) + 1 :]:
             same = other.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-            if not same or other.shape != first.shape:
+            if not same or (other.shape[0], *other.shape[2:]) != (batch, time, head):
                 break
-            count += 1
-        found += floats(batch, time, count, heads, head).transpose(1, 3).unbind(2)
+            together.append(other)
+        heads = [part.shape[1] for part in together]
+        found += floats(batch, time, sum(heads), head).transpose(1, 2).split(heads, dim=1)
     return found
 
 

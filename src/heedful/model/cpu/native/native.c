@@ -186,26 +186,27 @@ static View view_of(PyObject *const *of) {
 
 /* Four views, or eight on the way back, then the rest. */
 static PyObject *attention(PyObject *const *of, Py_ssize_t count, int back) {
-    if (!taken(count, (back ? 32 : 16) + 16)) return NULL;
+    if (!taken(count, (back ? 32 : 16) + 17)) return NULL;
     PyObject *const *rest = of + (back ? 32 : 16);
     Attention job = {.query = view_of(of), .key = view_of(of + 4), .value = view_of(of + 8), .y = view_of(of + 12),
                      .additive = address(rest[0]), .additive_batch = number(rest[1]), .additive_query = number(rest[2]),
                      .sums = address(rest[3]), .batch = number(rest[4]), .heads = number(rest[5]),
-                     .queries = number(rest[6]), .keys = number(rest[7]), .head = number(rest[8]),
-                     .scale = real(rest[9]), .causal = (int)number(rest[10]), .dropped = (uint32_t)number(rest[13]),
-                     .factor = real(rest[14])};
-    Count seed = number(rest[15]);
+                     .shared = number(rest[6]), .queries = number(rest[7]), .keys = number(rest[8]),
+                     .head = number(rest[9]), .scale = real(rest[10]), .causal = (int)number(rest[11]),
+                     .dropped = (uint32_t)number(rest[14]), .factor = real(rest[15])};
+    Count seed = number(rest[16]);
     job.seed = (uint32_t)seed, job.second = (uint32_t)(seed >> 32);
     if (back)
         job.d_y = view_of(of + 16), job.d_query = view_of(of + 20), job.d_key = view_of(of + 24),
         job.d_value = view_of(of + 28);
-    float *scratch = address(rest[11]);
-    Count threads = number(rest[12]);
-    if (!between("batch", 1, job.batch, MOST) || !between("heads", 1, job.heads, MOST) ||
+    float *scratch = address(rest[12]);
+    Count threads = number(rest[13]);
+    if (!between("batch", 1, job.batch, MOST) || !between("shared", 1, job.shared, MOST) ||
+        !split_by("heads", job.heads, job.shared) ||
         !between("queries", 1, job.queries, MOST) || !between("keys", 1, job.keys, INT32_MAX - PANEL) ||
         !split_by("head", job.head, PANEL) || !between("threads", 1, threads, THREADS) ||
         (job.causal && !between("keys of causal attention", job.queries, job.keys, job.queries)) ||
-        !between("dropped", 0, number(rest[13]), 1 << 16) || !is_there("scratch", scratch) ||
+        !between("dropped", 0, number(rest[14]), 1 << 16) || !is_there("scratch", scratch) ||
         (back && !is_there("sums", job.sums)))
         return NULL;
     const View *views = &job.query;
@@ -414,7 +415,7 @@ PyMODINIT_FUNC START(void) {
     }
     PyObject *made = PyModule_Create(&module);
     if (made) PyModule_AddStringConstant(made, "PROCESSOR", PROCESSOR);
-    if (made) PyModule_AddIntConstant(made, "VERSION", 8); /* raised when what kernels.py hands over changes */
+    if (made) PyModule_AddIntConstant(made, "VERSION", 9); /* raised when what kernels.py hands over changes */
     PyObject *fields = made ? described() : NULL;
     if (!fields || PyModule_AddObject(made, "STRUCTS", fields) < 0) {
         Py_XDECREF(fields);
