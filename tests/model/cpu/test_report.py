@@ -76,7 +76,9 @@ def test_a_window():
 def test_dropout_inside():
     found = built({"attention": {"heads": 2, "dropout": 0.1}, "feedforward": {"hidden": 32, "dropout": 0.1}})
     assert found["encoder.attention"] == ("kernels", "kernels")
-    assert found["encoder.feedforward"] == ("kernels (dropout inside: linear maps separately)", "kernels")
+    assert found["encoder.feedforward"] == ("kernels", "kernels")
+    found = built({}, encoder={**STACK, "feedforward": {"hidden": 32, "kernel": 3}})
+    assert found["encoder.feedforward"][0] == "kernels (a convolution: linear maps separately)"
 
 
 def test_widths_that_are_no_multiples_of_16():
@@ -94,7 +96,7 @@ def test_widths_that_are_no_multiples_of_16():
 
 def test_gated_convolved_and_int8():
     found = built({"feedforward": {"hidden": 32, "activation": "swiglu"}})
-    assert found["decoder.feedforward"] == ("kernels (gated: linear maps separately)", "kernels")
+    assert found["decoder.feedforward"] == ("kernels", "kernels")
     model = build(STACK, width=32)
     quantize_int8(model, least=0)
     assert paths(model)["decoder.feedforward"] == ("torch (int8 weights are not trained)", "kernels")

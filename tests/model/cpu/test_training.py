@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from heedful.model.attention.softmax import Softmax
 from heedful.model.cpu import kernels, training
 from heedful.model.dropout import Dropout
-from heedful.model.feedforward import FeedForwardConfig
+from heedful.model.feedforward import GATED, FeedForwardConfig
 from heedful.model.linear import FusedLinear, Linear
 from heedful.model.mask import Mask
 from heedful.model.position.alibi import Alibi
@@ -196,13 +196,13 @@ def test_a_linear_map(rows, inputs, outputs, bias, threads, frozen, seed):
 
 @few
 @given(rows=st.one_of(st.integers(32, 60), st.integers(190, 530)), width=sixteens, hidden=sixteens,
-       name=st.sampled_from(training.KINDS), bias=st.booleans(), threads=st.integers(1, 3), frozen=st.booleans(),
-       seed=st.integers(0, 99))  # fmt: skip
+       name=st.sampled_from([*training.KINDS, *GATED]), bias=st.booleans(), threads=st.integers(1, 3),
+       frozen=st.sampled_from(["nothing", "input", "output", "all"]), seed=st.integers(0, 99))  # fmt: skip
 def test_a_feed_forward_network(rows, width, hidden, name, bias, threads, frozen, seed):
     torch.manual_seed(seed)
     network = FeedForwardConfig(hidden=hidden, activation=name, bias=bias).build(width)
-    if frozen:
-        network.input.requires_grad_(False)
+    for part in ("input", "output"):
+        getattr(network, part).requires_grad_(frozen not in (part, "all"))
     x = torch.randn(1, rows, width, requires_grad=True)
     leaves = [x, *(parameter for parameter in network.parameters() if parameter.requires_grad)]
     before = torch.get_num_threads()
@@ -223,6 +223,53 @@ def test_a_feed_forward_network(rows, width, hidden, name, bias, threads, frozen
         torch.testing.assert_close(one, other.float(), atol=3e-4, rtol=3e-4)
 
 
+@few
+@given(rows=st.one_of(st.integers(32, 60), st.integers(190, 400)), width=sixteens, hidden=sixteens,
+       name=st.sampled_from([*training.KINDS, *GATED]), p=st.sampled_from([0.1, 0.5]), threads=st.integers(1, 3),
+       seed=st.integers(0, 99))  # fmt: skip
+def test_a_feed_forward_network_with_dropout(rows, width, hidden, name, p, threads, seed):
+    torch.manual_seed(seed)
+    config = FeedForwardConfig(hidden=hidden, activation=name, dropout=p)
+    network, ones = config.build(width), config.build(hidden)
+    with torch.no_grad():  # a network that shows what is dropped: its hidden units are all alike and positive
+        ones.input.weight.zero_(), ones.input.bias.fill_(1.0), ones.output.weight.copy_(torch.eye(hidden))
+        ones.output.bias.zero_()
+    x = torch.randn(1, rows, width, requires_grad=True)
+    leaves = [x, *network.parameters()]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        torch.manual_seed(seed)
+        y = network(x, mask=Mask())
+        assert "_FeedForward" in type(y.grad_fn).__name__
+        outer = torch.randn(y.shape)
+        found = torch.autograd.grad(y, leaves, outer)
+        torch.manual_seed(seed)
+        kept = ones(torch.zeros(1, rows, hidden, requires_grad=True), mask=Mask()) > 0
+    finally:
+        torch.set_num_threads(before)
+    assert kept.float().mean().item() == pytest.approx(1 - p, abs=0.1)
+    network = network.double().eval()
+    hidden_units = network._hidden(x.double())
+    wanted = network.output(hidden_units * kept / (1 - p))
+    leaves = [x, *network.parameters()]
+    torch.testing.assert_close(y.double(), wanted, atol=1e-4, rtol=1e-4)
+    for one, other in zip(found, torch.autograd.grad(wanted, leaves, outer.double()), strict=True):
+        torch.testing.assert_close(one.double(), other.double(), atol=3e-4, rtol=3e-4)
+
+
+def test_frozen_weights_keep_no_inputs():
+    def kept(frozen):
+        network, held = FeedForwardConfig(hidden=48, activation="swiglu").build(16).requires_grad_(not frozen), []
+        x = torch.randn(1, 40, 16, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda one: held.append(one) or one, lambda one: one):
+            training.linear(network(x, mask=Mask()), torch.randn(32, 16, requires_grad=not frozen), None)
+        weights = {parameter.data_ptr() for parameter in network.parameters()}
+        return sorted(one.shape[-1] for one in held if one.dim() == 3 and one.data_ptr() not in weights)
+
+    assert kept(frozen=False) == [16, 16, 96] and kept(frozen=True) == [96]
+
+
 class Doubled(Linear):
     def forward(self, x):
         return 2 * super().forward(x)
@@ -236,8 +283,9 @@ def test_a_network_that_was_changed_is_left_to_its_modules():
 
     seen = []
     assert "_FeedForward" in way(lambda network: None)
-    assert "_FeedForward" not in way(lambda network: network.train())
-    assert "_FeedForward" not in way(lambda network: None, "swiglu")
+    assert "_FeedForward" in way(lambda network: network.train())
+    assert "_FeedForward" in way(lambda network: None, "swiglu")
+    assert "_FeedForward" not in way(lambda network: setattr(network.train().dropout, "p", 1.0))
     assert "_FeedForward" not in way(lambda network: setattr(network, "output", Doubled(32, 16)))
     assert "_FeedForward" not in way(lambda network: setattr(network, "function", torch.sin))
     assert "_FeedForward" not in way(lambda network: network.input.register_forward_hook(lambda *_: seen.append(1)))

@@ -211,12 +211,10 @@ def network(
     first: nn.Module, second: nn.Module, *, kind: str | None, gated: bool, kernel: int, dropout: float
 ) -> tuple[LinearPlan, LinearPlan] | Reason:
     """For a feed-forward network as one kernel: its linear maps."""
-    if gated:
-        return Reason("gated: linear maps separately")
     if kernel != 1:
         return Reason("a convolution: linear maps separately")
-    if dropout:
-        return Reason("dropout inside: linear maps separately")
+    if dropout == 1:
+        return Reason("dropout 1: linear maps separately")
     if kind is None:
         return Reason("unknown activation: linear maps separately")
     plans = plan_of(first, "input"), plan_of(second, "output")
@@ -227,9 +225,10 @@ def network(
             return Reason("not a float32 linear map")
     one, other = plans
     assert isinstance(one, LinearPlan) and isinstance(other, LinearPlan)
-    if (one.inputs, one.outputs) != (other.outputs, other.inputs):
+    parts = (other.inputs, other.inputs) if gated else (other.inputs,)
+    if (one.inputs, one.parts) != (other.outputs, parts):
         return MISFIT
-    reason = sizes(one.inputs, one.outputs)
+    reason = sizes(one.inputs, other.inputs)
     return (one, other) if reason is None else reason
 
 

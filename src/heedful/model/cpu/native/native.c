@@ -245,8 +245,9 @@ static PyObject *py_linear(PyObject *self, PyObject *const *of, Py_ssize_t count
     float *scratch = address(of[10]);
     Count threads = number(of[11]);
     if (!between("rows", 1, job.rows, MOST) || !split_by("inputs", job.inputs, PANEL) ||
-        !split_by("outputs", job.outputs, PANEL) || !between("threads", 1, threads, THREADS) || !is_there("x", job.x) ||
-        !is_there("weight", job.weight) || !is_there("scratch", scratch) || (!job.d_y && !is_there("y", job.y)))
+        !split_by("outputs", job.outputs, PANEL) || !between("threads", 1, threads, THREADS) ||
+        !is_there("weight", job.weight) || !is_there("scratch", scratch) || (!job.d_y && !is_there("y", job.y)) ||
+        ((!job.d_y || job.d_w) && !is_there("x", job.x)))
         return NULL;
     Py_BEGIN_ALLOW_THREADS (job.d_y ? linear_back : linear)(&job, scratch, (int)threads);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
@@ -293,20 +294,38 @@ static PyObject *py_add_norm(PyObject *self, PyObject *const *of, Py_ssize_t cou
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
+/* The sizes of a network and how it works: width, hidden, kind, gated. */
+static int read_network(PyObject *const *of, Network *job) {
+    job->width = number(of[0]), job->hidden = number(of[1]), job->kind = (int)number(of[2]), job->gated = (int)number(of[3]);
+    return split_by("width", job->width, PANEL) && split_by("hidden", job->hidden, PANEL) &&
+           between("kind", RELU, number(of[2]), SILU) && between("gated", 0, number(of[3]), 1);
+}
+
+static PyObject *py_feed_room(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 6)) return NULL;
+    Network job = {0};
+    Count back = number(of[4]), threads = number(of[5]);
+    if (!read_network(of, &job) || !between("threads", 1, threads, THREADS)) return NULL;
+    return PyLong_FromLongLong(feed_room(&job, back != 0, (int)threads));
+}
+
 static PyObject *py_feed(PyObject *self, PyObject *const *of, Py_ssize_t count) {
-    if (!taken(count, 19)) return NULL;
+    if (!taken(count, 23)) return NULL;
+    Count seed = number(of[20]);
     Network job = {.x = address(of[0]), .first = address(of[1]), .first_bias = address(of[2]), .second = address(of[3]),
-                   .second_bias = address(of[4]), .inner = address(of[5]), .active = address(of[6]), .y = address(of[7]),
-                   .d_y = address(of[8]), .d_inner = address(of[9]), .d_x = address(of[10]), .d_first = address(of[11]),
-                   .d_second = address(of[12]), .rows = number(of[13]), .width = number(of[14]), .hidden = number(of[15]),
-                   .kind = (int)number(of[16])};
-    float *scratch = address(of[17]);
-    Count threads = number(of[18]);
-    if (!between("rows", 1, job.rows, MOST) || !split_by("width", job.width, PANEL) ||
-        !split_by("hidden", job.hidden, PANEL) || !between("kind", RELU, number(of[16]), SILU) ||
-        !between("threads", 1, threads, THREADS) || !is_there("x", job.x) || !is_there("first", job.first) ||
-        !is_there("second", job.second) || !is_there("inner", job.inner) || !is_there("active", job.active) ||
-        !is_there("scratch", scratch) || !is_there("y", job.d_y ? job.d_inner : job.y))
+                   .second_bias = address(of[4]), .inner = address(of[5]), .y = address(of[6]), .d_y = address(of[7]),
+                   .d_inner = address(of[8]), .active = address(of[9]), .d_x = address(of[10]),
+                   .d_first = address(of[11]), .d_second = address(of[12]), .rows = number(of[13]),
+                   .dropped = (uint32_t)number(of[18]), .factor = real(of[19]), .seed = (uint32_t)seed,
+                   .second_seed = (uint32_t)(seed >> 32)};
+    float *scratch = address(of[21]);
+    Count threads = number(of[22]);
+    if (!read_network(of + 14, &job) || !between("rows", 1, job.rows, MOST) ||
+        !between("threads", 1, threads, THREADS) || !between("dropped", 0, number(of[18]), 1 << 16) ||
+        !is_there("first", job.first) || !is_there("second", job.second) || !is_there("inner", job.inner) ||
+        !is_there("scratch", scratch) || !is_there("y", job.d_y ? job.d_inner : job.y) ||
+        ((!job.d_y || job.d_first) && !is_there("x", job.x)) ||
+        (job.d_second && !is_in_place(&job) && !is_there("active", job.active)))
         return NULL;
     Py_BEGIN_ALLOW_THREADS (job.d_y ? feed_back : feed)(&job, scratch, (int)threads);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
@@ -363,7 +382,7 @@ static PyMethodDef functions[] = {
     FUNCTION(product),     FUNCTION(encode),      FUNCTION(step),          FUNCTION(lay_out),    FUNCTION(embed),
     FUNCTION(norm),        FUNCTION(drop),        FUNCTION(activate),      FUNCTION(attend), FUNCTION(attend_back),
     FUNCTION(linear_room), FUNCTION(linear),      FUNCTION(cross_entropy), FUNCTION(largest), FUNCTION(log_softmax),
-    FUNCTION(feed),        FUNCTION(weight_gradient),       FUNCTION(is_invertible),   FUNCTION(add_norm),   FUNCTION(attention_room),
+    FUNCTION(feed),        FUNCTION(feed_room),   FUNCTION(weight_gradient),       FUNCTION(is_invertible),   FUNCTION(add_norm),   FUNCTION(attention_room),
     {NULL, NULL, 0, NULL},
 };
 
