@@ -13,6 +13,7 @@ from heedful.model.feedforward import GATED, FeedForwardConfig
 from heedful.model.linear import FusedLinear, Linear
 from heedful.model.mask import Mask
 from heedful.model.position.alibi import Alibi
+from heedful.model.position.rotary import rotate
 from heedful.model.residual import normed
 from heedful.model.sight import Sight
 from heedful.objectives import cross_entropy, vocabulary_cross_entropy
@@ -167,6 +168,35 @@ def test_gradients_side_by_side_are_joined_without_a_copy(monkeypatch, sizes):
     monkeypatch.setattr(training, "_adjacent", lambda *parts: [torch.empty_like(part) for part in parts])
     torch.testing.assert_close(gradient(), found)
     assert copies
+
+
+@few
+@given(batch=st.integers(1, 3), heads=st.integers(1, 5), length=lengths, head=sixteens, alike=st.booleans(),
+       beside=st.booleans(), threads=st.integers(1, 3), seed=st.integers(0, 99))  # fmt: skip
+def test_rotary_positions(batch, heads, length, head, alike, beside, threads, seed):
+    torch.manual_seed(seed)
+    x = torch.randn(batch, length, (heads + 2 * beside) * head)[..., : heads * head]
+    x = x.unflatten(-1, (heads, head)).transpose(1, 2).requires_grad_()
+    rotation = torch.randn(2, 1 if alike else batch, 1, length, head).unbind(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        y = rotate(x, rotation)
+        assert "_Rotated" in type(y.grad_fn).__name__
+        outer = torch.randn(y.shape)
+        (found,) = torch.autograd.grad(y, x, outer)
+    finally:
+        torch.set_num_threads(before)
+    wanted = rotate(x.double(), tuple(one.double() for one in rotation))
+    torch.testing.assert_close(y.double(), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found, torch.autograd.grad(wanted, x, outer.double())[0], atol=1e-5, rtol=1e-5)
+
+
+def test_rotations_that_the_kernels_do_not_take():
+    angles = torch.randn(3, 1, 7, 24)
+    for x in (torch.randn(3, 2, 7, 24), torch.randn(3, 2, 7, 24).double(), torch.randn(0, 2, 7, 24)):
+        rotation = angles.to(x.dtype)[: len(x)]
+        assert "_Rotated" not in type(rotate(x.requires_grad_(), (rotation, rotation)).grad_fn).__name__
 
 
 @few

@@ -207,6 +207,19 @@ def attention_now(
     return BLOCKS if mask.blocks is not None else tensors((query, key, value))
 
 
+def rotation(x: Tensor, cos: Tensor, sin: Tensor) -> Reason | None:
+    """For rotating heads."""
+    if torch.compiler.is_compiling():
+        return COMPILING
+    if x.dim() != 4 or cos.shape != sin.shape or cos.shape[1:] != (1, *x.shape[2:]) or len(cos) not in (1, len(x)):
+        return MISFIT
+    if cos.requires_grad or sin.requires_grad:
+        return Reason("a rotation that is trained")
+    if x.shape[-1] % WIDE:
+        return Reason(f"head {x.shape[-1]} is not a multiple of {WIDE}")
+    return tensors((x, cos, sin)) if x.numel() else EMPTY
+
+
 def network(
     first: nn.Module, second: nn.Module, *, kind: str | None, gated: bool, kernel: int, dropout: float
 ) -> tuple[LinearPlan, LinearPlan] | Reason:

@@ -146,6 +146,36 @@ def _adjacent(*parts: Tensor) -> list[Tensor]:
     return found
 
 
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
+    """x times cos + the halves of x, turned, times sin: see `position/rotary.py`. x: batch heads time head; cos and sin:
+    (batch or 1) 1 time head"""
+    if door.rotation(x, cos, sin) is not None:
+        return None
+    return _Rotated.apply(x, cos.contiguous(), sin.contiguous())
+
+
+class _Rotated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin, back=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        d_y = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
+        return _rotate(d_y, *ctx.saved_tensors, back=True), None, None
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool) -> Tensor:
+    batch, heads, time, head = x.shape
+    y = floats(batch, time, heads, head).transpose(1, 2)
+    table = (cos.data_ptr(), sin.data_ptr(), time * head if len(cos) > 1 else 0)
+    assert kernels.NATIVE is not None
+    kernels.NATIVE.rotate(*_view(x), *_view(y), *table, *x.shape, back, torch.get_num_threads())
+    return y
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """W x + b. x: anything inputs; weight: outputs inputs"""
     fit = x.shape[-1:] == weight.shape[1:] and (bias is None or bias.shape == weight.shape[:1])

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from heedful.config import Config, Size
+from heedful.model.cpu.training import rotated
 from heedful.model.position import Position, PositionConfig, Rotation
 
 
@@ -70,6 +71,9 @@ class Rotary(Position):
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """x: batch heads query head"""
     cos, sin = rotation
+    found = rotated(x, cos, sin)
+    if found is not None:
+        return found
     half = x.shape[-1] // 2
     turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
     return (x * cos + turned * sin).to(x.dtype)

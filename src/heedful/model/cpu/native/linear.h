@@ -9,11 +9,12 @@
 #define BESIDE (SUMS / 12) /* panels at once there */
 #define SOME 96  /* rows that go through a whole network at once, or outputs of such a sum: what is between stays there */
 
-/* W in panels of outputs, for x W'. */
+/* W in panels of outputs, for x W'; what is missing of the last is zero. */
 FAST static void pack_outputs(const float *weight, Count outputs, Count inputs, float *to, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (Count output = 0; output < outputs; output += PANEL)
-        turn(weight + output * inputs, inputs, PANEL, inputs, to + output * inputs, PANEL);
+        turn(weight + output * inputs, inputs, outputs - output < PANEL ? outputs - output : PANEL, inputs,
+             to + output * inputs, PANEL);
 }
 
 /* `count` rows of sixteen numbers, `stride` apart, side by side. */

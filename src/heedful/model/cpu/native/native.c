@@ -219,6 +219,21 @@ static PyObject *attention(PyObject *const *of, Py_ssize_t count, int back) {
 static PyObject *py_attend(PyObject *self, PyObject *const *of, Py_ssize_t count) { return attention(of, count, 0); }
 static PyObject *py_attend_back(PyObject *self, PyObject *const *of, Py_ssize_t count) { return attention(of, count, 1); }
 
+static PyObject *py_rotate(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 17)) return NULL;
+    Rotation job = {.x = view_of(of), .y = view_of(of + 4), .cos = address(of[8]), .sin = address(of[9]),
+                    .apart = number(of[10]), .batch = number(of[11]), .heads = number(of[12]), .time = number(of[13]),
+                    .head = number(of[14]), .back = (int)number(of[15])};
+    Count threads = number(of[16]);
+    if (!between("batch", 1, job.batch, MOST) || !between("heads", 1, job.heads, MOST) ||
+        !between("time", 1, job.time, MOST) || !split_by("head", job.head, PANEL) ||
+        !between("threads", 1, threads, THREADS) || !is_there("x", job.x.at) || !is_there("y", job.y.at) ||
+        !is_there("cos", job.cos) || !is_there("sin", job.sin))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS rotate_all(&job, (int)threads);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
 /* The room that linear maps need, and attention for each thread. */
 static PyObject *py_linear_room(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 4)) return NULL;
@@ -235,6 +250,19 @@ static PyObject *py_attention_room(PyObject *self, PyObject *const *of, Py_ssize
     Count keys = number(of[0]), head = number(of[1]);
     if (!is_size("keys", keys) || !between("head", 1, head, MOST)) return NULL;
     return PyLong_FromLongLong(attention_room(keys, head));
+}
+
+/* A matrix as a product reads it, in panels of its outputs, or of its inputs for what is turned. */
+static PyObject *py_pack(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 6)) return NULL;
+    const float *weight = address(of[0]);
+    Count outputs = number(of[1]), inputs = number(of[2]), turned = number(of[3]), threads = number(of[5]);
+    float *to = address(of[4]);
+    if (!between("outputs", 1, outputs, MOST) || !split_by("inputs", inputs, PANEL) ||
+        !between("threads", 1, threads, THREADS) || !is_there("weight", weight) || !is_there("to", to))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS (turned ? pack_inputs : pack_outputs)(weight, outputs, inputs, to, (int)threads);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 static PyObject *py_linear(PyObject *self, PyObject *const *of, Py_ssize_t count) {
@@ -382,7 +410,7 @@ static PyMethodDef functions[] = {
     FUNCTION(product),     FUNCTION(encode),      FUNCTION(step),          FUNCTION(lay_out),    FUNCTION(embed),
     FUNCTION(norm),        FUNCTION(drop),        FUNCTION(activate),      FUNCTION(attend), FUNCTION(attend_back),
     FUNCTION(linear_room), FUNCTION(linear),      FUNCTION(cross_entropy), FUNCTION(largest), FUNCTION(log_softmax),
-    FUNCTION(feed),        FUNCTION(feed_room),   FUNCTION(weight_gradient),       FUNCTION(is_invertible),   FUNCTION(add_norm),   FUNCTION(attention_room),
+    FUNCTION(feed),        FUNCTION(feed_room),   FUNCTION(pack),   FUNCTION(rotate),   FUNCTION(weight_gradient),       FUNCTION(is_invertible),   FUNCTION(add_norm),   FUNCTION(attention_room),
     {NULL, NULL, 0, NULL},
 };
 

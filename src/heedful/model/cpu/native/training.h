@@ -300,6 +300,40 @@ FAST static void attend_all(const Attention *of, float *scratch, int back, int t
             (back ? attend_back : attend)(of, item / kv_heads, item % kv_heads, scratch + part * room);
 }
 
+/* ---- Rotary positions ---- */
+
+/* y_a = x_a cos_a - x_b sin_a,  y_b = x_b cos_b + x_a sin_b  for the halves a and b of each head; or the way back. */
+typedef struct {
+    View x, y;
+    const float *cos, *sin; /* batch (`apart`, or 0 where all are alike) time head */
+    Count apart, batch, heads, time, head;
+    int back;
+} Rotation;
+
+FAST static void rotate(const Rotation *of, Count batch, Count time) {
+    const float *cos = of->cos + batch * of->apart + time * of->head, *sin = of->sin + batch * of->apart + time * of->head;
+    Count half = of->head / 2;
+    for (Count one = 0; one < of->heads; one++) {
+        const float *x = place(&of->x, batch, one) + time * of->x.time;
+        float *y = place(&of->y, batch, one) + time * of->y.time;
+        for (Count i = 0; i < half; i += 8) {
+            Eight a = load(x + i), b = load(x + half + i), first = load(sin + i), second = load(sin + half + i);
+            if (of->back) {
+                Eight swapped = first;
+                first = -second, second = -swapped;
+            }
+            store(y + i, a * load(cos + i) - b * first);
+            store(y + half + i, b * load(cos + half + i) + a * second);
+        }
+    }
+}
+
+FAST static void rotate_all(const Rotation *of, int threads) {
+    Count rows = of->batch * of->time;
+    threads = threads_for(rows * of->heads * of->head * 16, threads);
+    EACH_ROW(rotate(of, row / of->time, row % of->time));
+}
+
 /* ---- Functions and dropout ---- */
 
 /* f'(x) of `function`. */
