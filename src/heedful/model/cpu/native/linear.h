@@ -175,7 +175,7 @@ static Count feed_room(const Network *of, int back, int threads) {
     return gradients > packed ? gradients : packed;
 }
 
-/* 0 or `factor` for each of eight values of h, from `at` on; the draws are for sixteen. */
+/* What is kept of sixteen values of h: all bits set where it is. */
 typedef struct {
     Whole kept[2];
 } Drawn;
@@ -184,19 +184,23 @@ INLINE void draw_for(const Network *of, Count at, Drawn *drawn) {
     if (of->dropped && at % 16 == 0) draw(at, of->dropped, of->seed, of->second_seed, drawn->kept);
 }
 
-INLINE Eight thinned(const Network *of, Count at, const Drawn *drawn, Eight value) {
-    return of->dropped ? (Eight)((Whole)(value * of->factor) & drawn->kept[at / 8 % 2]) : value;
+/* A line of h, from `at` on, with 0 or `factor`. */
+INLINE Line thinned(const Network *of, Count at, const Drawn *drawn, Line value) {
+    WholeLine kept;
+    if (!of->dropped) return value;
+    memcpy(&kept, drawn->kept + at / 8 % 2, sizeof kept);
+    return (Line)((WholeLine)(value * of->factor) & kept);
 }
 
 /* h of a row, from its place among all on. */
 INLINE void hidden_row(const Network *of, int kind, int gated, Count row, float *to) {
     const float *inner = of->inner + row * inner_size(of);
-    Drawn drawn;
-    for (Count i = 0, at = row * of->hidden; i < of->hidden; i += 8, at += 8) {
+    Drawn drawn = {0};
+    for (Count i = 0, at = row * of->hidden; i < of->hidden; i += LANES, at += LANES) {
         draw_for(of, at, &drawn);
-        Eight value = function(kind, load(inner + i));
-        if (gated) value *= load(inner + of->hidden + i);
-        store(to + i, thinned(of, at, &drawn, value));
+        Line value = line_function(kind, load_line(inner + i));
+        if (gated) value *= load_line(inner + of->hidden + i);
+        store_line(to + i, thinned(of, at, &drawn, value));
     }
 }
 
@@ -204,22 +208,23 @@ INLINE void hidden_row(const Network *of, int kind, int gated, Count row, float 
 INLINE void hidden_row_back(const Network *of, int kind, int gated, Count row, const float *d_active, float *active) {
     const float *inner = of->inner + row * inner_size(of);
     float *d_inner = of->d_inner + row * inner_size(of);
-    Drawn drawn;
-    for (Count i = 0, at = row * of->hidden; i < of->hidden; i += 8, at += 8) {
-        Eight x = load(inner + i), d = load(d_active + i);
-        if (is_in_place(of)) { /* what was dropped is zero, like what was negative */
-            store(d_inner + i, (Eight)((Whole)(of->dropped ? d * of->factor : d) & ~(x <= 0)));
+    Drawn drawn = {0};
+    for (Count i = 0, at = row * of->hidden; i < of->hidden; i += LANES, at += LANES) {
+        Line x = load_line(inner + i), d = load_line(d_active + i), slope;
+        if (kind == RELU && !gated) { /* what was dropped is zero, like what was negative */
+            store_line(d_inner + i, (Line)((WholeLine)(of->dropped ? d * of->factor : d) & ~(x <= 0)));
             continue;
         }
         draw_for(of, at, &drawn);
         d = thinned(of, at, &drawn, d);
-        Eight slope = slope_of(kind, x) * d;
-        if (gated || active) {
-            Eight f = function(kind, x), up = gated ? load(inner + of->hidden + i) : (Eight){0} + 1.0f;
-            if (gated) store(d_inner + of->hidden + i, f * d), slope *= up;
-            if (active) store(active + i, thinned(of, at, &drawn, gated ? f * up : f));
+        Line f = line_function_and_slope(kind, x, &slope);
+        if (gated) {
+            Line up = load_line(inner + of->hidden + i);
+            store_line(d_inner + of->hidden + i, f * d);
+            slope *= up, f *= up;
         }
-        store(d_inner + i, slope);
+        if (active) store_line(active + i, thinned(of, at, &drawn, f));
+        store_line(d_inner + i, slope * d);
     }
 }
 

@@ -336,32 +336,19 @@ FAST static void rotate_all(const Rotation *of, int threads) {
 
 /* ---- Functions and dropout ---- */
 
-/* f'(x) of `function`. */
-INLINE Eight slope_of(int kind, Eight x) {
-    Eight s, slope;
-    if (kind == RELU) return (Eight)((Whole)((Eight){0} + 1.0f) & ~(x <= 0));
-    if (kind == SILU) {
-        s = sigmoid_and_slope(x, &slope);
-        return s + x * slope;
-    }
-    if (kind == GELU_TANH) {
-        s = sigmoid_and_slope(1.5957691216f * (x + 0.044715f * x * x * x), &slope);
-        return s + x * slope * (1.5957691216f + 0.2140644488f * x * x);
-    }
-    Eight bell, size = (Eight)((Whole)x & INT32_MAX), half = 0.5f * error_function(size * 0.70710678f, &bell);
-    half = (Eight)((Whole)half | ((Whole)x & INT32_MIN)); /* erf is odd */
-    return 0.5f + half + x * 0.39894228f * bell;
-}
-
 INLINE void activate_by(int kind, const float *x, const float *d_y, float *y, Count from, Count end) {
     Count i = from;
+    Line slope;
     if (d_y)
-        for (; i + 8 <= end; i += 8) store(y + i, slope_of(kind, load(x + i)) * load(d_y + i));
+        for (; i + LANES <= end; i += LANES) {
+            line_function_and_slope(kind, load_line(x + i), &slope);
+            store_line(y + i, slope * load_line(d_y + i));
+        }
     else
-        for (; i + 8 <= end; i += 8) store(y + i, function(kind, load(x + i)));
-    if (i < end) {
-        Eight value = some_of(x + i, end - i);
-        put(y + i, d_y ? slope_of(kind, value) * some_of(d_y + i, end - i) : function(kind, value), end - i);
+        for (; i + LANES <= end; i += LANES) store_line(y + i, line_function(kind, load_line(x + i)));
+    for (; i < end; i += 8) {
+        Eight some, value = function_and_slope(kind, some_of(x + i, end - i), &some);
+        put(y + i, d_y ? some * some_of(d_y + i, end - i) : value, end - i);
     }
 }
 
@@ -417,8 +404,15 @@ FAST static void drop_all(const float *x, const float *v, float *y, Count size, 
 FAST static double cross_entropy(float *x, Count size, Count target, float share) {
     double target_score = share * (double)x[target];
     float most = largest_of(x, size);
+    Line sums = {0};
+    Count i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        Line value = line_exponential(load_line(x + i) - most);
+        store_line(x + i, value);
+        sums += value;
+    }
     Eight sum = {0};
-    for (Count i = 0; i < size; i += 8) {
+    for (; i < size; i += 8) {
         Eight value = some_of(x + i, size - i) - most;
         if (size - i < 8)
             for (Count lane = size - i; lane < 8; lane++) value[lane] = -INFINITY;
@@ -426,7 +420,7 @@ FAST static double cross_entropy(float *x, Count size, Count target, float share
         put(x + i, value, size - i);
         sum += value;
     }
-    float total = sum_of(sum), factor = 1 / total;
+    float total = sum_of(sum) + sum_of_lines(&sums, 1), factor = 1 / total;
 #pragma omp simd
     for (Count i = 0; i < size; i++) x[i] *= factor;
     x[target] -= share;
