@@ -1,12 +1,12 @@
-"""Training small models of three families, ours beside transformers' own model of the same weights, on the same batches.
+"""Training small models of three families: ours beside transformers', from the same weights, on the same batches.
 
     python benchmarks/training_families.py                   BERT, GPT-2 and LLaMA, as a table
     python benchmarks/training_families.py --families llama --rounds 4
 
 4 layers, 4 heads, width 128, hidden 512, 8,000 tokens in the vocabulary, batches of 16 texts of 64 tokens, float32, two
 threads; dropout as each family has it by default. BERT fills in masked tokens (15 %), LLaMA has two heads for keys and
-values. A step is forward, backward, clipping to norm 1 and torch's fused AdamW. Both take turns, each in its own process;
-the figure is the best round. Before training, without dropout, the losses of both are compared.
+values. A step is forward, backward, clipping to norm 1 and torch's fused AdamW. Both take turns, each in its own
+process; the figure is the best round. Before training, without dropout, the losses of both are compared.
 """
 
 import argparse

@@ -14,5 +14,5 @@ def keep_freed_memory() -> None:
         return
     change = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
     if change is not None:
-        change(MMAP_MAX, 0)  # nothing is mapped by itself: the largest tensors, such as a vocabulary's gradient, neither
+        change(MMAP_MAX, 0)  # large tensors, such as a vocabulary's gradient, are not mapped one by one
         change(TRIM_THRESHOLD, 1 << 30)

@@ -147,8 +147,10 @@ def _adjacent(*parts: Tensor) -> list[Tensor]:
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
-    """x times cos + the halves of x, turned, times sin: see `position/rotary.py`. x: batch heads time head; cos and sin:
-    (batch or 1) 1 time head"""
+    """x times cos + the halves of x, turned, times sin: see `position/rotary.py`.
+
+    x: batch heads time head; cos and sin: (batch or 1) 1 time head
+    """
     if door.rotation(x, cos, sin) is not None:
         return None
     return _Rotated.apply(x, cos.contiguous(), sin.contiguous())
