@@ -49,7 +49,7 @@ def main() -> None:
         ours, theirs = (min(one[family]["seconds"] for one in rounds) for rounds in found.values())
         apart = abs(found["heedful"][0][family]["loss"] - found["transformers"][0][family]["loss"])
         rates = " | ".join(f"{options.steps * BATCH * LENGTH / seconds:,.0f}" for seconds in (ours, theirs))
-        print(f"| {family} | {rates} | {theirs / ours:.2f} | {apart:.0e} |")
+        print(f"| {family} | {rates} | {theirs / ours:.2f} | {apart:.1e} |")
 
 
 def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
