@@ -16,7 +16,14 @@ import torch
 from work import THREADS, gemm_rate, read_rate
 
 HERE = Path(__file__).resolve().parent
-PARTS = [["training.py"], ["training.py", "--curve"], ["language_model.py"], ["decoding.py"], ["shares.py"]]
+PARTS = [
+    ["training.py"],
+    ["training.py", "--curve"],
+    ["language_model.py"],
+    ["training_families.py"],
+    ["decoding.py"],
+    ["shares.py"],
+]
 
 
 def main() -> None:

@@ -3,8 +3,7 @@
 import ctypes
 import sys
 
-MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # glibc's constants
-LARGEST = 32 << 20  # glibc's maximum for the former
+MMAP_MAX, TRIM_THRESHOLD = -4, -1  # glibc's constants
 
 
 def keep_freed_memory() -> None:
@@ -15,5 +14,5 @@ def keep_freed_memory() -> None:
         return
     change = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
     if change is not None:
-        change(MMAP_THRESHOLD, LARGEST)
+        change(MMAP_MAX, 0)  # large tensors, such as a vocabulary's gradient, are not mapped one by one
         change(TRIM_THRESHOLD, 1 << 30)

@@ -202,20 +202,23 @@ def reads(numbers: random.Random) -> str:
 def attends(numbers: random.Random) -> str:
     """Attention and its gradients: causal, masked for each key or each pair, parts of one product or not."""
     batch, heads, head = numbers.randint(1, 3), numbers.randint(1, 3), 16 * numbers.randint(1, 4)
+    shared = numbers.randint(1, 3)
     queries, keys, causal = size(numbers, 200), size(numbers, 200), numbers.random() < 0.4
     keys = queries if causal else keys
     parts = [
-        torch.randn(batch, length, heads, head).transpose(1, 2).requires_grad_() for length in (queries, keys, keys)
+        torch.randn(batch, length, count, head).transpose(1, 2).requires_grad_()
+        for length, count in ((queries, heads * shared), (keys, heads), (keys, heads))
     ]
     hidden = torch.rand(numbers.choice([1, batch]), 1, numbers.choice([1, queries]), keys) < 0.4
     hidden = (hidden & (torch.arange(keys) > 0)) if not causal and numbers.random() < 0.7 else None
     additive = None if hidden is None else torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)
     y = training.masked_attention(*parts, additive, causal=causal, scale=0.3)
     outer = torch.randn_like(y)
-    scores = parts[0].double() @ parts[1].double().transpose(-2, -1) * 0.3
+    key, value = (part.double().repeat_interleave(shared, 1) for part in parts[1:])
+    scores = parts[0].double() @ key.transpose(-2, -1) * 0.3
     if causal:
         hidden = torch.ones(queries, keys, dtype=torch.bool).triu(1)
-    wanted = (scores if hidden is None else scores.masked_fill(hidden, -torch.inf)).softmax(-1) @ parts[2].double()
+    wanted = (scores if hidden is None else scores.masked_fill(hidden, -torch.inf)).softmax(-1) @ value
     close(y.detach(), wanted.detach(), 1e-5)
     found = torch.autograd.grad(y, parts, outer)
     for one, other in zip(found, torch.autograd.grad(wanted, parts, outer.double()), strict=True):

@@ -44,6 +44,16 @@ def test_a_product(rows, depth, columns, bias, add, relu, threads, seed):
 
 
 @needed
+@pytest.mark.parametrize(("columns", "depth"), [(5, 48), (16, 16), (37, 32), (161, 48)])
+def test_a_matrix_is_packed_by_the_kernels_as_by_torch(monkeypatch, columns, depth):
+    weight = torch.randn(columns, depth)
+    found = [kernels._packed(one) for one in (weight, weight.T)]
+    monkeypatch.setattr(kernels, "_packed", lambda weight: None)
+    for one, other in zip(found, (weight, weight.T), strict=True):
+        assert torch.equal(one, Panels(other).values)
+
+
+@needed
 @few
 @given(rows=st.one_of(st.integers(1, 14), st.integers(150, 400)), depth=sizes, columns=sizes, seed=st.integers(0, 99))
 def test_a_product_in_int8(rows, depth, columns, seed):
@@ -346,8 +356,9 @@ def test_structs_are_as_c_has_them():
 
 ARGUMENTS = {
     "product": 12, "encode": 9, "step": 17, "lay_out": 9, "embed": 10, "norm": 8, "drop": 8, "activate": 6,
-    "attend": 32, "attend_back": 48, "linear_room": 4, "linear": 12, "cross_entropy": 7, "largest": 9, "log_softmax": 4,
-    "feed": 19, "weight_gradient": 9, "is_invertible": 3, "add_norm": 18,
+    "attend": 33, "attend_back": 49, "linear_room": 4, "linear": 12, "cross_entropy": 7, "largest": 9, "log_softmax": 4,
+    "feed": 23, "feed_room": 6, "pack": 6, "rotate": 17, "weight_gradient": 9, "is_invertible": 3, "add_norm": 18,
+    "read_prompts": 13,
 }  # fmt: skip
 
 

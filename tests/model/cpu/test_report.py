@@ -67,7 +67,7 @@ def test_an_encoder_that_is_left_to_its_modules():
 def test_grouped_heads():
     found = built({"attention": {"heads": 2, "kv_heads": 1}})
     assert found["decoder.attention"] == (
-        "kernels, mixing by torch (grouped heads: no kernel yet)",
+        "kernels",
         "modules (decoder.layers.0.cross: grouped heads (2 share 1): no kernel yet)",
     )
 
@@ -83,7 +83,9 @@ def test_a_window():
 def test_dropout_inside():
     found = built({"attention": {"heads": 2, "dropout": 0.1}, "feedforward": {"hidden": 32, "dropout": 0.1}})
     assert found["encoder.attention"] == ("kernels", "kernels")
-    assert found["encoder.feedforward"] == ("kernels (dropout inside: linear maps separately)", "kernels")
+    assert found["encoder.feedforward"] == ("kernels", "kernels")
+    found = built({}, encoder={**STACK, "feedforward": {"hidden": 32, "kernel": 3}})
+    assert found["encoder.feedforward"][0] == "kernels (a convolution: linear maps separately)"
 
 
 def test_widths_that_are_no_multiples_of_16():
@@ -101,7 +103,7 @@ def test_widths_that_are_no_multiples_of_16():
 
 def test_gated_convolved_and_int8():
     found = built({"feedforward": {"hidden": 32, "activation": "swiglu"}})
-    assert found["decoder.feedforward"] == ("kernels (gated: linear maps separately)", "kernels")
+    assert found["decoder.feedforward"] == ("kernels", "kernels")
     model = build(STACK, width=32)
     quantize_int8(model, least=0)
     assert paths(model)["decoder.feedforward"] == ("torch (int8 weights are not trained)", "kernels")

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from heedful.model.attention.softmax import Softmax
 from heedful.model.cpu import kernels, training
 from heedful.model.dropout import Dropout
-from heedful.model.feedforward import FeedForwardConfig
+from heedful.model.feedforward import GATED, FeedForwardConfig
 from heedful.model.linear import FusedLinear, Linear
 from heedful.model.mask import Mask
 from heedful.model.position.alibi import Alibi
+from heedful.model.position.rotary import rotate
 from heedful.model.residual import normed
 from heedful.model.sight import Sight
 from heedful.objectives import cross_entropy, vocabulary_cross_entropy
@@ -24,17 +25,18 @@ lengths = st.one_of(st.integers(1, 20), st.integers(40, 130))
 
 
 @few
-@given(batch=st.integers(1, 3), heads=st.integers(1, 3), queries=lengths, keys=lengths,
+@given(batch=st.integers(1, 3), kv_heads=st.integers(1, 3), shared=st.integers(1, 3), queries=lengths, keys=lengths,
        head=st.sampled_from([16, 32, 48]), mask=st.sampled_from(["none", "causal", "padding", "both"]),
        one_product=st.booleans(), seed=st.integers(0, 99), threads=st.integers(1, 2))  # fmt: skip
-def test_attention(batch, heads, queries, keys, head, mask, one_product, seed, threads):
+def test_attention(batch, kv_heads, shared, queries, keys, head, mask, one_product, seed, threads):
     torch.manual_seed(seed)
     if mask in ("causal", "both") or one_product:
         keys = queries
-    parts = [torch.randn(batch, length, heads * head) for length in (queries, keys, keys)]
+    wide = [kv_heads * shared * head, kv_heads * head, kv_heads * head]
+    parts = [torch.randn(batch, length, size) for length, size in zip((queries, keys, keys), wide, strict=True)]
     if one_product:  # as they come out of a FusedLinear: beside each other
-        parts = list(torch.cat(parts, -1).split(heads * head, -1))
-    inputs = [part.unflatten(-1, (heads, head)).transpose(1, 2).detach().requires_grad_() for part in parts]
+        parts = list(torch.cat(parts, -1).split(wide, -1))
+    inputs = [part.unflatten(-1, (-1, head)).transpose(1, 2).detach().requires_grad_() for part in parts]
     hidden = torch.zeros(batch, 1, queries if mask == "both" else 1, keys, dtype=torch.bool)
     if mask in ("padding", "both"):
         hidden |= (torch.rand(batch, 1, 1, keys) < 0.4) & (torch.arange(keys) > 0)
@@ -50,6 +52,7 @@ def test_attention(batch, heads, queries, keys, head, mask, one_product, seed, t
     finally:
         torch.set_num_threads(before)
     query, key, value = (part.double() for part in inputs)
+    key, value = (part.repeat_interleave(shared, 1) for part in (key, value))
     scores = query @ key.transpose(-2, -1) * 0.3
     if mask == "causal":
         scores = scores.masked_fill(torch.ones(queries, keys, dtype=torch.bool).triu(1), -torch.inf)
@@ -138,20 +141,22 @@ def test_the_mix_takes_our_kernel_where_it_can_and_torch_elsewhere(monkeypatch):
     mix(*(part[..., :12] for part in suited), sight=Sight(Mask()))  # a width that is not a multiple of 16
     mix(*(part.double() for part in suited), sight=Sight(Mask()))
     mix(*suited, sight=Sight(Mask(), torch.arange(9)[None], torch.arange(9)[None], Alibi(4)))
-    mix(suited[0], *(part[:, :2] for part in suited[1:]), sight=Sight(Mask()))  # grouped heads
     assert len(calls) == 1
-    mix.train()(*suited, sight=Sight(Mask()))  # dropout inside
+    mix(suited[0], *(part[:, :2] for part in suited[1:]), sight=Sight(Mask()))  # grouped heads
     assert len(calls) == 2
+    mix.train()(*suited, sight=Sight(Mask()))  # dropout inside
+    assert len(calls) == 3
     mix.dropout = 1.0
     mix(*suited, sight=Sight(Mask()))
-    assert len(calls) == 2
+    assert len(calls) == 3
 
 
-def test_gradients_side_by_side_are_joined_without_a_copy(monkeypatch):
-    linear, x = FusedLinear(32, (32, 32, 32), ("query", "key", "value")), torch.randn(3, 7, 32, requires_grad=True)
+@pytest.mark.parametrize("sizes", [(32, 32, 32), (96, 32, 32)])
+def test_gradients_side_by_side_are_joined_without_a_copy(monkeypatch, sizes):
+    linear, x = FusedLinear(32, sizes, ("query", "key", "value")), torch.randn(3, 7, 32, requires_grad=True)
 
     def gradient():
-        parts = [part.unflatten(-1, (2, 16)).transpose(1, 2) for part in linear(x)]
+        parts = [part.unflatten(-1, (-1, 16)).transpose(1, 2) for part in linear(x)]
         y = training.masked_attention(*parts, None, causal=True, scale=0.25)
         return torch.autograd.grad(y.pow(2).sum(), x)[0]
 
@@ -163,6 +168,35 @@ def test_gradients_side_by_side_are_joined_without_a_copy(monkeypatch):
     monkeypatch.setattr(training, "_adjacent", lambda *parts: [torch.empty_like(part) for part in parts])
     torch.testing.assert_close(gradient(), found)
     assert copies
+
+
+@few
+@given(batch=st.integers(1, 3), heads=st.integers(1, 5), length=lengths, head=sixteens, alike=st.booleans(),
+       beside=st.booleans(), threads=st.integers(1, 3), seed=st.integers(0, 99))  # fmt: skip
+def test_rotary_positions(batch, heads, length, head, alike, beside, threads, seed):
+    torch.manual_seed(seed)
+    x = torch.randn(batch, length, (heads + 2 * beside) * head)[..., : heads * head]
+    x = x.unflatten(-1, (heads, head)).transpose(1, 2).requires_grad_()
+    rotation = torch.randn(2, 1 if alike else batch, 1, length, head).unbind(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        y = rotate(x, rotation)
+        assert "_Rotated" in type(y.grad_fn).__name__
+        outer = torch.randn(y.shape)
+        (found,) = torch.autograd.grad(y, x, outer)
+    finally:
+        torch.set_num_threads(before)
+    wanted = rotate(x.double(), tuple(one.double() for one in rotation))
+    torch.testing.assert_close(y.double(), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found, torch.autograd.grad(wanted, x, outer.double())[0], atol=1e-5, rtol=1e-5)
+
+
+def test_rotations_that_the_kernels_do_not_take():
+    angles = torch.randn(3, 1, 7, 24)
+    for x in (torch.randn(3, 2, 7, 24), torch.randn(3, 2, 7, 24).double(), torch.randn(0, 2, 7, 24)):
+        rotation = angles.to(x.dtype)[: len(x)]
+        assert "_Rotated" not in type(rotate(x.requires_grad_(), (rotation, rotation)).grad_fn).__name__
 
 
 @few
@@ -192,13 +226,13 @@ def test_a_linear_map(rows, inputs, outputs, bias, threads, frozen, seed):
 
 @few
 @given(rows=st.one_of(st.integers(32, 60), st.integers(190, 530)), width=sixteens, hidden=sixteens,
-       name=st.sampled_from(training.KINDS), bias=st.booleans(), threads=st.integers(1, 3), frozen=st.booleans(),
-       seed=st.integers(0, 99))  # fmt: skip
+       name=st.sampled_from([*training.KINDS, *GATED]), bias=st.booleans(), threads=st.integers(1, 3),
+       frozen=st.sampled_from(["nothing", "input", "output", "all"]), seed=st.integers(0, 99))  # fmt: skip
 def test_a_feed_forward_network(rows, width, hidden, name, bias, threads, frozen, seed):
     torch.manual_seed(seed)
     network = FeedForwardConfig(hidden=hidden, activation=name, bias=bias).build(width)
-    if frozen:
-        network.input.requires_grad_(False)
+    for part in ("input", "output"):
+        getattr(network, part).requires_grad_(frozen not in (part, "all"))
     x = torch.randn(1, rows, width, requires_grad=True)
     leaves = [x, *(parameter for parameter in network.parameters() if parameter.requires_grad)]
     before = torch.get_num_threads()
@@ -219,6 +253,53 @@ def test_a_feed_forward_network(rows, width, hidden, name, bias, threads, frozen
         torch.testing.assert_close(one, other.float(), atol=3e-4, rtol=3e-4)
 
 
+@few
+@given(rows=st.one_of(st.integers(32, 60), st.integers(190, 400)), width=sixteens, hidden=sixteens,
+       name=st.sampled_from([*training.KINDS, *GATED]), p=st.sampled_from([0.1, 0.5]), threads=st.integers(1, 3),
+       seed=st.integers(0, 99))  # fmt: skip
+def test_a_feed_forward_network_with_dropout(rows, width, hidden, name, p, threads, seed):
+    torch.manual_seed(seed)
+    config = FeedForwardConfig(hidden=hidden, activation=name, dropout=p)
+    network, ones = config.build(width), config.build(hidden)
+    with torch.no_grad():  # a network that shows what is dropped: its hidden units are all alike and positive
+        ones.input.weight.zero_(), ones.input.bias.fill_(1.0), ones.output.weight.copy_(torch.eye(hidden))
+        ones.output.bias.zero_()
+    x = torch.randn(1, rows, width, requires_grad=True)
+    leaves = [x, *network.parameters()]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        torch.manual_seed(seed)
+        y = network(x, mask=Mask())
+        assert "_FeedForward" in type(y.grad_fn).__name__
+        outer = torch.randn(y.shape)
+        found = torch.autograd.grad(y, leaves, outer)
+        torch.manual_seed(seed)
+        kept = ones(torch.zeros(1, rows, hidden, requires_grad=True), mask=Mask()) > 0
+    finally:
+        torch.set_num_threads(before)
+    assert kept.float().mean().item() == pytest.approx(1 - p, abs=0.1)
+    network = network.double().eval()
+    hidden_units = network._hidden(x.double())
+    wanted = network.output(hidden_units * kept / (1 - p))
+    leaves = [x, *network.parameters()]
+    torch.testing.assert_close(y.double(), wanted, atol=1e-4, rtol=1e-4)
+    for one, other in zip(found, torch.autograd.grad(wanted, leaves, outer.double()), strict=True):
+        torch.testing.assert_close(one.double(), other.double(), atol=3e-4, rtol=3e-4)
+
+
+def test_frozen_weights_keep_no_inputs():
+    def kept(frozen):
+        network, held = FeedForwardConfig(hidden=48, activation="swiglu").build(16).requires_grad_(not frozen), []
+        x = torch.randn(1, 40, 16, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda one: held.append(one) or one, lambda one: one):
+            training.linear(network(x, mask=Mask()), torch.randn(32, 16, requires_grad=not frozen), None)
+        weights = {parameter.data_ptr() for parameter in network.parameters()}
+        return sorted(one.shape[-1] for one in held if one.dim() == 3 and one.data_ptr() not in weights)
+
+    assert kept(frozen=False) == [16, 16, 96] and kept(frozen=True) == [96]
+
+
 class Doubled(Linear):
     def forward(self, x):
         return 2 * super().forward(x)
@@ -232,8 +313,9 @@ def test_a_network_that_was_changed_is_left_to_its_modules():
 
     seen = []
     assert "_FeedForward" in way(lambda network: None)
-    assert "_FeedForward" not in way(lambda network: network.train())
-    assert "_FeedForward" not in way(lambda network: None, "swiglu")
+    assert "_FeedForward" in way(lambda network: network.train())
+    assert "_FeedForward" in way(lambda network: None, "swiglu")
+    assert "_FeedForward" not in way(lambda network: setattr(network.train().dropout, "p", 1.0))
     assert "_FeedForward" not in way(lambda network: setattr(network, "output", Doubled(32, 16)))
     assert "_FeedForward" not in way(lambda network: setattr(network, "function", torch.sin))
     assert "_FeedForward" not in way(lambda network: network.input.register_forward_hook(lambda *_: seen.append(1)))

@@ -179,14 +179,12 @@ def sizes(*given: int) -> Reason | None:
     return None if wrong is None else Reason(f"width {wrong} is not a multiple of {WIDE}")
 
 
-def attention(*, heads: int, kv_heads: int, head: int, dropout: float, biased: bool) -> Reason | None:
+def attention(*, head: int, dropout: float, biased: bool) -> Reason | None:
     """For softmax attention. `biased`: something besides the mask is added to its scores."""
     if dropout == 1:
         return Reason("dropout 1: nothing to compute")
     if biased:
         return Reason("terms added to the scores: no kernel yet")
-    if kv_heads != heads:
-        return Reason("grouped heads: no kernel yet")
     return Reason(f"head {head} is not a multiple of {WIDE}") if head % WIDE else None
 
 
@@ -197,10 +195,10 @@ def attention_now(
     if torch.compiler.is_compiling():
         return COMPILING
     (batch, heads, _, head), (kv_heads, keys) = query.shape, key.shape[1:3]
-    reason = attention(heads=heads, kv_heads=kv_heads, head=head, dropout=dropout, biased=biased)
+    reason = attention(head=head, dropout=dropout, biased=biased)
     if reason is not None:
         return reason
-    if key.shape != value.shape or key.shape[::3] != (batch, head):
+    if key.shape != value.shape or key.shape[::3] != (batch, head) or not kv_heads or heads % kv_heads:
         return MISFIT
     if not query.numel() or not key.numel():
         return EMPTY
@@ -209,16 +207,27 @@ def attention_now(
     return BLOCKS if mask.blocks is not None else tensors((query, key, value))
 
 
+def rotation(x: Tensor, cos: Tensor, sin: Tensor) -> Reason | None:
+    """For rotating heads."""
+    if torch.compiler.is_compiling():
+        return COMPILING
+    if x.dim() != 4 or cos.shape != sin.shape or cos.shape[1:] != (1, *x.shape[2:]) or len(cos) not in (1, len(x)):
+        return MISFIT
+    if cos.requires_grad or sin.requires_grad:
+        return Reason("a rotation that is trained")
+    if x.shape[-1] % WIDE:
+        return Reason(f"head {x.shape[-1]} is not a multiple of {WIDE}")
+    return tensors((x, cos, sin)) if x.numel() else EMPTY
+
+
 def network(
     first: nn.Module, second: nn.Module, *, kind: str | None, gated: bool, kernel: int, dropout: float
 ) -> tuple[LinearPlan, LinearPlan] | Reason:
     """For a feed-forward network as one kernel: its linear maps."""
-    if gated:
-        return Reason("gated: linear maps separately")
     if kernel != 1:
         return Reason("a convolution: linear maps separately")
-    if dropout:
-        return Reason("dropout inside: linear maps separately")
+    if dropout == 1:
+        return Reason("dropout 1: linear maps separately")
     if kind is None:
         return Reason("unknown activation: linear maps separately")
     plans = plan_of(first, "input"), plan_of(second, "output")
@@ -229,9 +238,10 @@ def network(
             return Reason("not a float32 linear map")
     one, other = plans
     assert isinstance(one, LinearPlan) and isinstance(other, LinearPlan)
-    if (one.inputs, one.outputs) != (other.outputs, other.inputs):
+    parts = (other.inputs, other.inputs) if gated else (other.inputs,)
+    if (one.inputs, one.parts) != (other.outputs, parts):
         return MISFIT
-    reason = sizes(one.inputs, one.outputs)
+    reason = sizes(one.inputs, other.inputs)
     return (one, other) if reason is None else reason
 
 

@@ -74,16 +74,18 @@ class Panels:
         weight = weight.detach().float()
         missing = -self.columns % PANEL
         self.scales: Tensor | None = None
+        self.bias = self._padded(bias)
+        self._rows: Tensor | None = None  # without kernels: W in torch's layout
         if int8:
             scales = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
             rows = F.pad((weight / scales[:, None]).round().to(torch.int8), (0, self.depth % 2, 0, missing))
             self.values = rows.reshape(-1, PANEL, rows.shape[1] // 2, 2).transpose(1, 2).contiguous()
             self.scales = F.pad(scales, (0, missing))
+        elif (found := _packed(weight)) is not None:
+            self.values = found
         else:
             rows = F.pad(weight, (0, 0, 0, missing))
             self.values = rows.reshape(-1, PANEL, self.depth).transpose(1, 2).contiguous()
-        self.bias = self._padded(bias)
-        self._rows: Tensor | None = None  # without kernels: W in torch's layout
 
     def with_bias(self, bias: Tensor) -> "Panels":
         """The same weights with a bias."""
@@ -152,6 +154,18 @@ class Panels:
         self._rows = self.unfolded(x.device)
         bias = None if self.bias is None else self.bias[: self.columns].to(x.device)
         return F.linear(x.float(), self._rows, bias)
+
+
+def _packed(weight: Tensor) -> Tensor | None:
+    """A float32 matrix in panels, by our kernels, if they can; also of a matrix that is seen turned, as `W.T`."""
+    columns, depth = weight.shape
+    turned = not weight.is_contiguous()
+    whole = weight.T if turned else weight
+    if NATIVE is None or not is_plain(whole) or whole.shape[1] % PANEL:
+        return None
+    values = floats(-(-columns // PANEL), depth, PANEL)
+    NATIVE.pack(whole.data_ptr(), *whole.shape, turned, values.data_ptr(), torch.get_num_threads())
+    return values
 
 
 class _Product(torch.autograd.Function):

@@ -109,18 +109,16 @@ def _layer(layer: Layer, biased: bool) -> Iterator[tuple[str, str, list[nn.Modul
 def _attention(attention: nn.Module, biased: bool) -> str:
     if not isinstance(attention, SelfAttention | CrossAttention | PositionalAttention):
         return _torch(Reason("no kernel yet"))
-    mix, head, read = attention.mix, attention.head, attention.output.in_features
+    mix = attention.mix
     if isinstance(attention, SelfAttention):
-        linears, keys = [attention.query_key_value, attention.output], attention.query_key_value
+        linears = [attention.query_key_value, attention.output]
     elif isinstance(attention, PositionalAttention):
-        linears, keys = [attention.query_key, attention.value, attention.output], attention.query_key
+        linears = [attention.query_key, attention.value, attention.output]
     else:
-        linears, keys = [attention.query, attention.key_value, attention.output], attention.key_value
+        linears = [attention.query, attention.key_value, attention.output]
     softmax: Reason | None = Reason(f"{type(mix).__name__.lower()}: no kernel yet")
     if isinstance(mix, Softmax):
-        parts = keys.parts or (read,)
-        given = {"heads": read // head, "kv_heads": parts[-1] // head, "head": head}
-        softmax = door.attention(**given, dropout=mix.dropout, biased=biased)
+        softmax = door.attention(head=attention.head, dropout=mix.dropout, biased=biased)
     maps = _linears(*linears)
     if maps is not None and softmax is not None:
         return _torch(softmax)

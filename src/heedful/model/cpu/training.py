@@ -49,8 +49,9 @@ def masked_attention(
     """The kernel. additive: (batch or 1) 1 (query or 1) key, added to the scores; not needed for a plain
     causal mask. The backward pass draws what is dropped again, so it is not stored."""
     batch, heads, queries, head = query.shape if query.dim() == 4 else (0, 0, 0, 0)
-    keys = key.shape[2] if key.dim() == 4 else 0
-    fit = key.shape == value.shape == (batch, heads, keys, head) and 0 <= dropout < 1
+    kv_heads, keys = key.shape[1:3] if key.dim() == 4 else (0, 0)
+    fit = key.shape == value.shape == (batch, kv_heads, keys, head) and 0 <= dropout < 1
+    fit = fit and kv_heads > 0 and heads % kv_heads == 0
     fit = fit and door.tensors((query, key, value)) is None
     if additive is not None:
         rows = additive.shape[0] in (1, batch) and additive.shape[1:] in ((1, 1, keys), (1, queries, keys))
@@ -121,27 +122,60 @@ def _rest(
     if additive is not None:
         everywhere = additive.expand(batch, 1, queries, key.shape[2])
         strides = (everywhere.data_ptr(), everywhere.stride(0), everywhere.stride(2))
-    sizes = (batch, heads, queries, key.shape[2], head)
+    sizes = (batch, heads, heads // key.shape[1], queries, key.shape[2], head)
     room = (scratch.data_ptr(), torch.get_num_threads())
     drops = (round(how.dropout * WHOLE), 1 / (1 - how.dropout), how.seed)
     return *strides, sums.data_ptr(), *sizes, how.scale, how.causal, *room, *drops
 
 
 def _adjacent(*parts: Tensor) -> list[Tensor]:
-    """Uninitialised gradients of queries, keys and values (batch heads time head). Parts that come from one product
+    """Uninitialised tensors of the same shapes (batch heads time head). Successive parts that came from one product
     share one tensor, so that its gradient is assembled without a copy."""
     found: list[Tensor] = []
     while len(found) < len(parts):
         first = parts[len(found)]
-        batch, heads, time, head = first.shape
-        count = 1
+        batch, _, time, head = first.shape
+        together = [first]
         for other in parts[len(found) + 1 :]:
             same = other.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-            if not same or other.shape != first.shape:
+            if not same or (other.shape[0], *other.shape[2:]) != (batch, time, head):
                 break
-            count += 1
-        found += floats(batch, time, count, heads, head).transpose(1, 3).unbind(2)
+            together.append(other)
+        heads = [part.shape[1] for part in together]
+        found += floats(batch, time, sum(heads), head).transpose(1, 2).split(heads, dim=1)
     return found
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
+    """x times cos + the halves of x, turned, times sin: see `position/rotary.py`.
+
+    x: batch heads time head; cos and sin: (batch or 1) 1 time head
+    """
+    if door.rotation(x, cos, sin) is not None:
+        return None
+    return _Rotated.apply(x, cos.contiguous(), sin.contiguous())
+
+
+class _Rotated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin, back=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        d_y = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
+        return _rotate(d_y, *ctx.saved_tensors, back=True), None, None
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool) -> Tensor:
+    batch, heads, time, head = x.shape
+    y = floats(batch, time, heads, head).transpose(1, 2)
+    table = (cos.data_ptr(), sin.data_ptr(), time * head if len(cos) > 1 else 0)
+    assert kernels.NATIVE is not None
+    kernels.NATIVE.rotate(*_view(x), *_view(y), *table, *x.shape, back, torch.get_num_threads())
+    return y
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -153,36 +187,40 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
+    """x is kept only for the gradient of the weights: not where they are frozen."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         y = floats(*x.shape[:-1], len(weight))
-        _linear(x, weight, bias, y, None, None, None)
+        _linear(x, weight, bias, y, None, None, None, rows=_rows(x))
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), d_y = ctx.saved_tensors, grads[0].contiguous()
-        d_x, d_weight = _room_like((x, weight), ctx.needs_input_grad)
-        _linear(x, weight, None, None, d_y, d_x, d_weight, back=True)
-        return d_x, d_weight, _summed(d_y) if ctx.needs_input_grad[2] else None
+        for_x, for_weight, for_bias = ctx.needs_input_grad
+        d_x = floats(*d_y.shape[:-1], weight.shape[1]) if for_x else None
+        d_weight = torch.empty_like(weight) if for_weight else None
+        _linear(x, weight, None, None, d_y, d_x, d_weight, rows=_rows(d_y), back=True)
+        return d_x, d_weight, _summed(d_y) if for_bias else None
 
 
-def _room_like(tensors: tuple[Tensor, ...], wanted: tuple[bool, ...]) -> list[Tensor | None]:
-    return [torch.empty_like(one) if want else None for one, want in zip(tensors, wanted, strict=False)]
+def _rows(x: Tensor) -> int:
+    return x.numel() // x.shape[-1]
 
 
 def _summed(x: Tensor) -> Tensor:
     return x.flatten(0, -2).sum(0)
 
 
-def _linear(x: Tensor, weight: Tensor, *others: Tensor | None, back: bool = False) -> None:
+def _linear(x: Tensor | None, weight: Tensor, *others: Tensor | None, rows: int, back: bool = False) -> None:
     assert kernels.NATIVE is not None
     threads, (outputs, inputs) = torch.get_num_threads(), weight.shape
     scratch = floats(kernels.NATIVE.linear_room(inputs, outputs, back, threads))
-    at = (0 if one is None else one.data_ptr() for one in (x, weight, *others))
-    kernels.NATIVE.linear(*at, x.numel() // inputs, inputs, outputs, scratch.data_ptr(), threads)
+    at = map(kernels.address, (x, weight, *others))
+    kernels.NATIVE.linear(*at, rows, inputs, outputs, scratch.data_ptr(), threads)
 
 
 def split(whole: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -221,7 +259,8 @@ class _Split(torch.autograd.Function):
 def feed_forward(
     x: Tensor, first: nn.Module, second: nn.Module, *, kind: str | None, gated: bool, kernel: int, dropout: float
 ) -> Tensor | None:
-    """W2 f(W1 x + b1) + b2, some rows at a time; `kind` names f, see `door.network`."""
+    """W2 dropout(f(W1 x + b1)) + b2, or gated W2 dropout(f(g) * u) + b2 with [g, u] = W1 x + b1, some rows at a time;
+    `kind` names f, see `door.network`."""
     if door.not_training() is not None:
         return None
     found = door.network(first, second, kind=kind, gated=gated, kernel=kernel, dropout=dropout)
@@ -234,10 +273,25 @@ def feed_forward(
         return None
     if door.trained(x, [one.weight, other.weight], [one.bias, other.bias]) is not None:
         return None
-    return _FeedForward.apply(x, one.weight, one.bias, other.weight, other.bias, KINDS.index(kind))
+    how = _NetworkOptions(KINDS.index(kind), gated, *_drawn(dropout))
+    return _FeedForward.apply(x, one.weight, one.bias, other.weight, other.bias, how)
+
+
+class _NetworkOptions(NamedTuple):
+    kind: int
+    gated: bool
+    dropout: float
+    seed: int
+
+    @property
+    def in_place(self) -> bool:
+        """What the function gives takes the place of what it is given: of a ReLU, that is enough."""
+        return self.kind == 0 and not self.gated
 
 
 class _FeedForward(torch.autograd.Function):
+    """Keeps what the function is given; the backward pass computes and drops again what it gives."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -246,37 +300,41 @@ class _FeedForward(torch.autograd.Function):
         first_bias: Tensor | None,
         second: Tensor,
         second_bias: Tensor | None,
-        f: int,
+        how: _NetworkOptions,
     ) -> Tensor:
-        inner = floats(*x.shape[:-1], len(first))
-        active = torch.empty_like(inner) if f else inner  # the output of a ReLU is enough for its gradient
-        y = torch.empty_like(x)
-        _feed(x, first, first_bias, second, second_bias, inner, active, y, *[None] * 5, f=f)
-        ctx.save_for_backward(x, first, second, inner, active)
-        ctx.f = f
+        inner, y = floats(*x.shape[:-1], len(first)), torch.empty_like(x)
+        _feed(x, first, first_bias, second, second_bias, inner, y, *[None] * 6, how=how)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, first, second, inner)
+        ctx.how = how
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (x, first, second, inner, active), d_y = ctx.saved_tensors, grads[0].contiguous()
+        (x, first, second, inner), d_y, how = ctx.saved_tensors, grads[0].contiguous(), ctx.how
         for_x, for_first, for_first_bias, for_second, for_second_bias, _ = ctx.needs_input_grad
-        d_x, d_first, d_second = _room_like((x, first, second), (for_x, for_first, for_second))
-        d_inner = torch.empty_like(inner)
-        _feed(
-            x, first, None, second, None, inner, active, None, d_y, d_inner, d_x, d_first, d_second, f=ctx.f, back=True
+        d_x = torch.empty_like(d_y) if for_x else None
+        d_first, d_second = (
+            torch.empty_like(one) if wanted else None for one, wanted in ((first, for_first), (second, for_second))
         )
+        d_inner = torch.empty_like(inner)
+        active = floats(*d_y.shape[:-1], second.shape[1]) if for_second and not how.in_place else None
+        _feed(x, first, None, second, None, inner, None, d_y, d_inner, active, d_x, d_first, d_second, how=how)
         d_first_bias = _summed(d_inner) if for_first_bias else None
         d_second_bias = _summed(d_y) if for_second_bias else None
         return d_x, d_first, d_first_bias, d_second, d_second_bias, None
 
 
-def _feed(x: Tensor, first: Tensor, *others: Tensor | None, f: int, back: bool = False) -> None:
+def _feed(
+    x: Tensor | None, first: Tensor, first_bias: Tensor | None, second: Tensor, second_bias: Tensor | None,
+    inner: Tensor, y: Tensor | None, d_y: Tensor | None, *others: Tensor | None, how: _NetworkOptions,
+) -> None:  # fmt: skip
     assert kernels.NATIVE is not None
-    threads, (hidden, width) = torch.get_num_threads(), first.shape
-    scratch = floats(kernels.NATIVE.linear_room(width, hidden, back, threads))
-    at = (0 if one is None else one.data_ptr() for one in (x, first, *others))
-    kernels.NATIVE.feed(*at, x.numel() // width, width, hidden, f, scratch.data_ptr(), threads)
+    threads, network = torch.get_num_threads(), (*second.shape, how.kind, how.gated)
+    scratch = floats(kernels.NATIVE.feed_room(*network, d_y is not None, threads))
+    at = map(kernels.address, (x, first, first_bias, second, second_bias, inner, y, d_y, *others))
+    drops = (round(how.dropout * WHOLE), 1 / (1 - how.dropout), how.seed)
+    kernels.NATIVE.feed(*at, _rows(inner), *network, *drops, scratch.data_ptr(), threads)
 
 
 def gelu(x: Tensor) -> Tensor:

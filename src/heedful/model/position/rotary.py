@@ -8,6 +8,7 @@ from torch import Tensor
 
 from heedful.config import Config, Size
 from heedful.model.cpu.plan import PositionPlan
+from heedful.model.cpu.training import rotated
 from heedful.model.position import Position, PositionConfig, Rotation
 
 
@@ -74,6 +75,9 @@ class Rotary(Position):
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """x: batch heads query head"""
     cos, sin = rotation
+    found = rotated(x, cos, sin)
+    if found is not None:
+        return found
     half = x.shape[-1] // 2
     turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
     return (x * cos + turned * sin).to(x.dtype)

@@ -32,7 +32,7 @@ static Count filled(Count length) { return (length + 7) / 8 * 8; }
 
 /* (a, b) -> (a cos - b sin, b cos + a sin), where a is the first half of a head and b the second. `turns`: the cosines,
    then the sines. */
-INLINE void rotate(float *x, const float *turns, Count head) {
+INLINE void rotate_head(float *x, const float *turns, Count head) {
     Count half = head / 2;
     float *other = x + half;
     const float *sines = turns + half;
@@ -66,8 +66,8 @@ FAST static void look_back(const Own *of, Count item) {
     float *queries = of->qkv + row * (of->heads + 2 * of->kv_heads) * head, *key = queries + (of->heads + group) * head;
     float *store = of->store + group * head, *put = store + (newest * of->slots + row) * 2 * width, scores[filled(count)];
     queries += group * shared * head;
-    for (Count one = 0; of->turns && one < shared; one++) rotate(queries + one * head, of->turns + row * head, head);
-    if (of->turns) rotate(key, of->turns + row * head, head);
+    for (Count one = 0; of->turns && one < shared; one++) rotate_head(queries + one * head, of->turns + row * head, head);
+    if (of->turns) rotate_head(key, of->turns + row * head, head);
     memcpy(put, key, head * sizeof(float));
     memcpy(put + width, key + width, head * sizeof(float));
     for (Count i = 0; i < count; i++)

@@ -161,7 +161,7 @@ FAST static void put_away(const Layer *layer, const Style *style, const Prompts 
         float *own = made + token * all, *key = own + style->heads * head;
         float *put = layer->store + ((of->length - of->firsts[row + 1] + token) * of->slots + row) * 2 * width;
         for (Count one = 0; of->turns && one < style->heads + style->kv_heads; one++)
-            rotate(own + one * head, of->turns + token * head, head);
+            rotate_head(own + one * head, of->turns + token * head, head);
         memcpy(put, key, 2 * width * sizeof(float));
     }
 }

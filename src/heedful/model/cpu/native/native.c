@@ -215,26 +215,27 @@ static View view_of(PyObject *const *of) {
 
 /* Four views, or eight on the way back, then the rest. */
 static PyObject *attention(PyObject *const *of, Py_ssize_t count, int back) {
-    if (!taken(count, (back ? 32 : 16) + 16)) return NULL;
+    if (!taken(count, (back ? 32 : 16) + 17)) return NULL;
     PyObject *const *rest = of + (back ? 32 : 16);
     Attention job = {.query = view_of(of), .key = view_of(of + 4), .value = view_of(of + 8), .y = view_of(of + 12),
                      .additive = address(rest[0]), .additive_batch = number(rest[1]), .additive_query = number(rest[2]),
                      .sums = address(rest[3]), .batch = number(rest[4]), .heads = number(rest[5]),
-                     .queries = number(rest[6]), .keys = number(rest[7]), .head = number(rest[8]),
-                     .scale = real(rest[9]), .causal = (int)number(rest[10]), .dropped = (uint32_t)number(rest[13]),
-                     .factor = real(rest[14])};
-    Count seed = number(rest[15]);
+                     .shared = number(rest[6]), .queries = number(rest[7]), .keys = number(rest[8]),
+                     .head = number(rest[9]), .scale = real(rest[10]), .causal = (int)number(rest[11]),
+                     .dropped = (uint32_t)number(rest[14]), .factor = real(rest[15])};
+    Count seed = number(rest[16]);
     job.seed = (uint32_t)seed, job.second = (uint32_t)(seed >> 32);
     if (back)
         job.d_y = view_of(of + 16), job.d_query = view_of(of + 20), job.d_key = view_of(of + 24),
         job.d_value = view_of(of + 28);
-    float *scratch = address(rest[11]);
-    Count threads = number(rest[12]);
-    if (!between("batch", 1, job.batch, MOST) || !between("heads", 1, job.heads, MOST) ||
+    float *scratch = address(rest[12]);
+    Count threads = number(rest[13]);
+    if (!between("batch", 1, job.batch, MOST) || !between("shared", 1, job.shared, MOST) ||
+        !split_by("heads", job.heads, job.shared) ||
         !between("queries", 1, job.queries, MOST) || !between("keys", 1, job.keys, INT32_MAX - PANEL) ||
         !split_by("head", job.head, PANEL) || !between("threads", 1, threads, THREADS) ||
         (job.causal && !between("keys of causal attention", job.queries, job.keys, job.queries)) ||
-        !between("dropped", 0, number(rest[13]), 1 << 16) || !is_there("scratch", scratch) ||
+        !between("dropped", 0, number(rest[14]), 1 << 16) || !is_there("scratch", scratch) ||
         (back && !is_there("sums", job.sums)))
         return NULL;
     const View *views = &job.query;
@@ -246,6 +247,21 @@ static PyObject *attention(PyObject *const *of, Py_ssize_t count, int back) {
 
 static PyObject *py_attend(PyObject *self, PyObject *const *of, Py_ssize_t count) { return attention(of, count, 0); }
 static PyObject *py_attend_back(PyObject *self, PyObject *const *of, Py_ssize_t count) { return attention(of, count, 1); }
+
+static PyObject *py_rotate(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 17)) return NULL;
+    Rotation job = {.x = view_of(of), .y = view_of(of + 4), .cos = address(of[8]), .sin = address(of[9]),
+                    .apart = number(of[10]), .batch = number(of[11]), .heads = number(of[12]), .time = number(of[13]),
+                    .head = number(of[14]), .back = (int)number(of[15])};
+    Count threads = number(of[16]);
+    if (!between("batch", 1, job.batch, MOST) || !between("heads", 1, job.heads, MOST) ||
+        !between("time", 1, job.time, MOST) || !split_by("head", job.head, PANEL) ||
+        !between("threads", 1, threads, THREADS) || !is_there("x", job.x.at) || !is_there("y", job.y.at) ||
+        !is_there("cos", job.cos) || !is_there("sin", job.sin))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS rotate_all(&job, (int)threads);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
 
 /* The room that linear maps need, and attention for each thread. */
 static PyObject *py_linear_room(PyObject *self, PyObject *const *of, Py_ssize_t count) {
@@ -265,6 +281,19 @@ static PyObject *py_attention_room(PyObject *self, PyObject *const *of, Py_ssize
     return PyLong_FromLongLong(attention_room(keys, head));
 }
 
+/* A matrix as a product reads it, in panels of its outputs, or of its inputs for what is turned. */
+static PyObject *py_pack(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 6)) return NULL;
+    const float *weight = address(of[0]);
+    Count outputs = number(of[1]), inputs = number(of[2]), turned = number(of[3]), threads = number(of[5]);
+    float *to = address(of[4]);
+    if (!between("outputs", 1, outputs, MOST) || !split_by("inputs", inputs, PANEL) ||
+        !between("threads", 1, threads, THREADS) || !is_there("weight", weight) || !is_there("to", to))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS (turned ? pack_inputs : pack_outputs)(weight, outputs, inputs, to, (int)threads);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
 static PyObject *py_linear(PyObject *self, PyObject *const *of, Py_ssize_t count) {
     if (!taken(count, 12)) return NULL;
     Linear job = {.x = address(of[0]), .weight = address(of[1]), .bias = address(of[2]), .y = address(of[3]),
@@ -273,8 +302,9 @@ static PyObject *py_linear(PyObject *self, PyObject *const *of, Py_ssize_t count
     float *scratch = address(of[10]);
     Count threads = number(of[11]);
     if (!between("rows", 1, job.rows, MOST) || !split_by("inputs", job.inputs, PANEL) ||
-        !split_by("outputs", job.outputs, PANEL) || !between("threads", 1, threads, THREADS) || !is_there("x", job.x) ||
-        !is_there("weight", job.weight) || !is_there("scratch", scratch) || (!job.d_y && !is_there("y", job.y)))
+        !split_by("outputs", job.outputs, PANEL) || !between("threads", 1, threads, THREADS) ||
+        !is_there("weight", job.weight) || !is_there("scratch", scratch) || (!job.d_y && !is_there("y", job.y)) ||
+        ((!job.d_y || job.d_w) && !is_there("x", job.x)))
         return NULL;
     Py_BEGIN_ALLOW_THREADS (job.d_y ? linear_back : linear)(&job, scratch, (int)threads);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
@@ -321,20 +351,38 @@ static PyObject *py_add_norm(PyObject *self, PyObject *const *of, Py_ssize_t cou
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
+/* The sizes of a network and how it works: width, hidden, kind, gated. */
+static int read_network(PyObject *const *of, Network *job) {
+    job->width = number(of[0]), job->hidden = number(of[1]), job->kind = (int)number(of[2]), job->gated = (int)number(of[3]);
+    return split_by("width", job->width, PANEL) && split_by("hidden", job->hidden, PANEL) &&
+           between("kind", RELU, number(of[2]), SILU) && between("gated", 0, number(of[3]), 1);
+}
+
+static PyObject *py_feed_room(PyObject *self, PyObject *const *of, Py_ssize_t count) {
+    if (!taken(count, 6)) return NULL;
+    Network job = {0};
+    Count back = number(of[4]), threads = number(of[5]);
+    if (!read_network(of, &job) || !between("threads", 1, threads, THREADS)) return NULL;
+    return PyLong_FromLongLong(feed_room(&job, back != 0, (int)threads));
+}
+
 static PyObject *py_feed(PyObject *self, PyObject *const *of, Py_ssize_t count) {
-    if (!taken(count, 19)) return NULL;
+    if (!taken(count, 23)) return NULL;
+    Count seed = number(of[20]);
     Network job = {.x = address(of[0]), .first = address(of[1]), .first_bias = address(of[2]), .second = address(of[3]),
-                   .second_bias = address(of[4]), .inner = address(of[5]), .active = address(of[6]), .y = address(of[7]),
-                   .d_y = address(of[8]), .d_inner = address(of[9]), .d_x = address(of[10]), .d_first = address(of[11]),
-                   .d_second = address(of[12]), .rows = number(of[13]), .width = number(of[14]), .hidden = number(of[15]),
-                   .kind = (int)number(of[16])};
-    float *scratch = address(of[17]);
-    Count threads = number(of[18]);
-    if (!between("rows", 1, job.rows, MOST) || !split_by("width", job.width, PANEL) ||
-        !split_by("hidden", job.hidden, PANEL) || !between("kind", RELU, number(of[16]), SILU) ||
-        !between("threads", 1, threads, THREADS) || !is_there("x", job.x) || !is_there("first", job.first) ||
-        !is_there("second", job.second) || !is_there("inner", job.inner) || !is_there("active", job.active) ||
-        !is_there("scratch", scratch) || !is_there("y", job.d_y ? job.d_inner : job.y))
+                   .second_bias = address(of[4]), .inner = address(of[5]), .y = address(of[6]), .d_y = address(of[7]),
+                   .d_inner = address(of[8]), .active = address(of[9]), .d_x = address(of[10]),
+                   .d_first = address(of[11]), .d_second = address(of[12]), .rows = number(of[13]),
+                   .dropped = (uint32_t)number(of[18]), .factor = real(of[19]), .seed = (uint32_t)seed,
+                   .second_seed = (uint32_t)(seed >> 32)};
+    float *scratch = address(of[21]);
+    Count threads = number(of[22]);
+    if (!read_network(of + 14, &job) || !between("rows", 1, job.rows, MOST) ||
+        !between("threads", 1, threads, THREADS) || !between("dropped", 0, number(of[18]), 1 << 16) ||
+        !is_there("first", job.first) || !is_there("second", job.second) || !is_there("inner", job.inner) ||
+        !is_there("scratch", scratch) || !is_there("y", job.d_y ? job.d_inner : job.y) ||
+        ((!job.d_y || job.d_first) && !is_there("x", job.x)) ||
+        (job.d_second && !is_in_place(&job) && !is_there("active", job.active)))
         return NULL;
     Py_BEGIN_ALLOW_THREADS (job.d_y ? feed_back : feed)(&job, scratch, (int)threads);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
@@ -391,8 +439,8 @@ static PyMethodDef functions[] = {
     FUNCTION(product),     FUNCTION(encode),      FUNCTION(step),          FUNCTION(lay_out),    FUNCTION(embed),
     FUNCTION(norm),        FUNCTION(drop),        FUNCTION(activate),      FUNCTION(attend), FUNCTION(attend_back),
     FUNCTION(linear_room), FUNCTION(linear),      FUNCTION(cross_entropy), FUNCTION(largest), FUNCTION(log_softmax),
-    FUNCTION(feed),        FUNCTION(weight_gradient),       FUNCTION(is_invertible),   FUNCTION(add_norm),   FUNCTION(attention_room),
-    FUNCTION(read_prompts),
+    FUNCTION(feed),        FUNCTION(feed_room),   FUNCTION(pack),          FUNCTION(rotate),  FUNCTION(weight_gradient),
+    FUNCTION(add_norm),    FUNCTION(is_invertible), FUNCTION(attention_room), FUNCTION(read_prompts),
     {NULL, NULL, 0, NULL},
 };
 

@@ -42,40 +42,6 @@ FAST static void log_softmax(float *x, Count size) {
     for (Count place = 0; place < size; place++) x[place] = x[place] - most - log_sum;
 }
 
-/* The functions between the two maps of a feed-forward network. Where it is not gated, a product does ReLU in passing. */
-enum { RELU, GELU, GELU_TANH, SILU };
-
-/* s = 1 / (1 + e^-x), by an exponent that is never positive, and its slope s (1 - s). */
-INLINE Eight sigmoid_and_slope(Eight x, Eight *slope) {
-    Eight small = exponential((Eight)((Whole)x | INT32_MIN)), large = 1 / (1 + small), other = small * large;
-    Whole negative = x < 0;
-    *slope = large * other;
-    return (Eight)(((Whole)other & negative) | ((Whole)large & ~negative));
-}
-
-INLINE Eight sigmoid(Eight x) {
-    Eight slope;
-    return sigmoid_and_slope(x, &slope);
-}
-
-/* erf for x >= 0, within 2e-7 of it, and e^(-x^2) in passing.      Abramowitz and Stegun 1964, 7.1.26 */
-INLINE Eight error_function(Eight x, Eight *bell) {
-    Eight t = 1 / (1 + 0.3275911f * x);
-    Eight sum = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
-    *bell = exponential(-x * x);
-    return 1 - sum * *bell;
-}
-
-INLINE Eight function(int kind, Eight x) {
-    if (kind == SILU) return x * sigmoid(x);
-    if (kind == GELU_TANH) return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
-    if (kind == GELU) {
-        Eight bell, size = (Eight)((Whole)x & INT32_MAX), half = 0.5f * error_function(size * 0.70710678f, &bell);
-        return x * 0.5f + size * half;
-    }
-    return (Eight)((Whole)x & ~(x <= 0));
-}
-
 /* In place. Gated: rows 2 width -> rows width, the function of the first half times the second. */
 FAST static void activate(int kind, int gated, float *x, Count rows, Count width) {
     for (Count row = 0; row < rows; row++) {

@@ -58,7 +58,8 @@ typedef struct {
     Count batch, head, time; /* how far apart */
 } View;
 
-/* y = dropout(softmax(scale q k' + additive)) v, a head of a sentence after the other.
+/* y = dropout(softmax(scale q k' + additive)) v, a head of a sentence after the other; `shared` heads of the queries
+   after each other have the same keys and values.
 
    `sums` holds log(sum(exp)) of each query's scores: with it the way back makes the weights once more rather than keep
    them.      Dao et al. 2022 */
@@ -69,11 +70,14 @@ typedef struct {
     Count additive_batch, additive_query;
     float *sums; /* batch heads queries, or NULL */
     Count batch, heads, queries, keys, head;
+    Count shared; /* 0 as 1 */
     float scale;
     int causal; /* then there are as many queries as keys */
     uint32_t dropped, seed, second; /* of the weights, see `draw`; none if `dropped` is 0 */
     float factor;                   /* of those that are kept */
 } Attention;
+
+static Count shared_by(const Attention *of) { return of->shared ? of->shared : 1; }
 
 static Count filled_up(Count length) { return (length + PANEL - 1) / PANEL * PANEL; }
 
@@ -193,12 +197,12 @@ INLINE float exponents(const Visible *visible, float *x, Count size, float *sum)
 /* Room for what follows, in numbers. */
 static Count attention_room(Count keys, Count head) { return room_for(keys) * 2 * (head + BLOCK); }
 
-FAST static void attend(const Attention *of, Count batch, Count head, float *scratch) {
+/* A head of the queries; `keys`: those it shares, turned. */
+FAST static void attend_head(const Attention *of, Count batch, Count head, const float *value, const float *keys,
+                             float *scores) {
     Count room = room_for(of->keys), block = block_of(of);
-    float *keys = scratch, *scores = keys + of->head * room;
-    const float *query = place(&of->query, batch, head), *value = place(&of->value, batch, head);
+    const float *query = place(&of->query, batch, head);
     float *y = place(&of->y, batch, head), sums[BLOCK];
-    turn(place(&of->key, batch, head), of->key.time, of->keys, of->head, keys, room);
     for (Count first = 0; first < of->queries; first += block) {
         Count rows = of->queries - first < block ? of->queries - first : block, seen = seen_by(of, first + rows);
         multiply(query + first * of->query.time, of->query.time, 1, keys, room, of->head, scores, room, rows, seen, 0);
@@ -220,17 +224,23 @@ FAST static void attend(const Attention *of, Count batch, Count head, float *scr
     }
 }
 
+FAST static void attend(const Attention *of, Count batch, Count kv_head, float *scratch) {
+    Count room = room_for(of->keys), group = shared_by(of);
+    turn(place(&of->key, batch, kv_head), of->key.time, of->keys, of->head, scratch, room);
+    for (Count head = kv_head * group; head < (kv_head + 1) * group; head++)
+        attend_head(of, batch, head, place(&of->value, batch, kv_head), scratch, scratch + of->head * room);
+}
+
 /* With P the weights:  dV = P' dY,  dS = P * (dY V' - rowsum(dY * Y)) * scale,  dQ = dS K,  dK = dS' Q
    With dropout, and M = 0 or `factor`:  dV = (P * M)' dY,  dS = P * (M * dY V' - rowsum(dY * Y)) * scale */
-FAST static void attend_back(const Attention *of, Count batch, Count head, float *scratch) {
+FAST static void attend_head_back(const Attention *of, Count batch, Count kv_head, Count head, float *scratch) {
     Count room = room_for(of->keys), width = of->head, block = block_of(of);
     float *keys = scratch, *values = keys + width * room, *weights = values + width * room, *slopes = weights + BLOCK * room;
-    const float *query = place(&of->query, batch, head), *key = place(&of->key, batch, head);
+    const float *query = place(&of->query, batch, head), *key = place(&of->key, batch, kv_head);
     const float *y = place(&of->y, batch, head), *d_y = place(&of->d_y, batch, head);
-    float *d_query = place(&of->d_query, batch, head), *d_key = place(&of->d_key, batch, head);
-    float *d_value = place(&of->d_value, batch, head);
-    turn(key, of->key.time, of->keys, width, keys, room);
-    turn(place(&of->value, batch, head), of->value.time, of->keys, width, values, room);
+    float *d_query = place(&of->d_query, batch, head), *d_key = place(&of->d_key, batch, kv_head);
+    float *d_value = place(&of->d_value, batch, kv_head);
+    int begins = head % shared_by(of) == 0; /* the first of those that share */
     for (Count first = 0; first < of->queries; first += block) {
         Count rows = of->queries - first < block ? of->queries - first : block, seen = seen_by(of, first + rows);
         multiply(query + first * of->query.time, of->query.time, 1, keys, room, width, weights, room, rows, seen, 0);
@@ -260,7 +270,7 @@ FAST static void attend_back(const Attention *of, Count batch, Count head, float
         multiply(slopes, room, 1, key, of->key.time, seen, d_query + first * of->d_query.time, of->d_query.time, rows, width,
                  0);
         /* A causal block is the first to be seen by its own keys: they begin here, those before go on. */
-        Count old = of->causal ? first : first ? of->keys : 0;
+        Count old = begins ? of->causal ? first : first ? of->keys : 0 : seen;
         const float *from[] = {d_y + first * of->d_y.time, query + first * of->query.time}, *by[] = {weights, slopes};
         Count step[] = {of->d_y.time, of->query.time}, stride[] = {of->d_value.time, of->d_key.time};
         float *to[] = {d_value, d_key};
@@ -273,43 +283,72 @@ FAST static void attend_back(const Attention *of, Count batch, Count head, float
     }
 }
 
+FAST static void attend_back(const Attention *of, Count batch, Count kv_head, float *scratch) {
+    Count room = room_for(of->keys), group = shared_by(of);
+    turn(place(&of->key, batch, kv_head), of->key.time, of->keys, of->head, scratch, room);
+    turn(place(&of->value, batch, kv_head), of->value.time, of->keys, of->head, scratch + of->head * room, room);
+    for (Count head = kv_head * group; head < (kv_head + 1) * group; head++)
+        attend_head_back(of, batch, kv_head, head, scratch);
+}
+
 FAST static void attend_all(const Attention *of, float *scratch, int back, int threads) {
-    Count items = of->batch * of->heads, room = attention_room(of->keys, of->head);
-    threads = threads_for(items * of->queries * of->keys * of->head, threads);
+    Count kv_heads = of->heads / shared_by(of), items = of->batch * kv_heads, room = attention_room(of->keys, of->head);
+    threads = threads_for(of->batch * of->heads * of->queries * of->keys * of->head, threads);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int part = 0; part < threads; part++)
         for (Count item = items * part / threads; item < items * (part + 1) / threads; item++)
-            (back ? attend_back : attend)(of, item / of->heads, item % of->heads, scratch + part * room);
+            (back ? attend_back : attend)(of, item / kv_heads, item % kv_heads, scratch + part * room);
+}
+
+/* ---- Rotary positions ---- */
+
+/* y_a = x_a cos_a - x_b sin_a,  y_b = x_b cos_b + x_a sin_b  for the halves a and b of each head; or the way back. */
+typedef struct {
+    View x, y;
+    const float *cos, *sin; /* batch (`apart`, or 0 where all are alike) time head */
+    Count apart, batch, heads, time, head;
+    int back;
+} Rotation;
+
+FAST static void rotate(const Rotation *of, Count batch, Count time) {
+    const float *cos = of->cos + batch * of->apart + time * of->head, *sin = of->sin + batch * of->apart + time * of->head;
+    Count half = of->head / 2;
+    for (Count one = 0; one < of->heads; one++) {
+        const float *x = place(&of->x, batch, one) + time * of->x.time;
+        float *y = place(&of->y, batch, one) + time * of->y.time;
+        for (Count i = 0; i < half; i += 8) {
+            Eight a = load(x + i), b = load(x + half + i), first = load(sin + i), second = load(sin + half + i);
+            if (of->back) {
+                Eight swapped = first;
+                first = -second, second = -swapped;
+            }
+            store(y + i, a * load(cos + i) - b * first);
+            store(y + half + i, b * load(cos + half + i) + a * second);
+        }
+    }
+}
+
+FAST static void rotate_all(const Rotation *of, int threads) {
+    Count rows = of->batch * of->time;
+    threads = threads_for(rows * of->heads * of->head * 16, threads);
+    EACH_ROW(rotate(of, row / of->time, row % of->time));
 }
 
 /* ---- Functions and dropout ---- */
 
-/* f'(x) of `function`. */
-INLINE Eight slope_of(int kind, Eight x) {
-    Eight s, slope;
-    if (kind == RELU) return (Eight)((Whole)((Eight){0} + 1.0f) & ~(x <= 0));
-    if (kind == SILU) {
-        s = sigmoid_and_slope(x, &slope);
-        return s + x * slope;
-    }
-    if (kind == GELU_TANH) {
-        s = sigmoid_and_slope(1.5957691216f * (x + 0.044715f * x * x * x), &slope);
-        return s + x * slope * (1.5957691216f + 0.2140644488f * x * x);
-    }
-    Eight bell, size = (Eight)((Whole)x & INT32_MAX), half = 0.5f * error_function(size * 0.70710678f, &bell);
-    half = (Eight)((Whole)half | ((Whole)x & INT32_MIN)); /* erf is odd */
-    return 0.5f + half + x * 0.39894228f * bell;
-}
-
 INLINE void activate_by(int kind, const float *x, const float *d_y, float *y, Count from, Count end) {
     Count i = from;
+    Line slope;
     if (d_y)
-        for (; i + 8 <= end; i += 8) store(y + i, slope_of(kind, load(x + i)) * load(d_y + i));
+        for (; i + LANES <= end; i += LANES) {
+            line_function_and_slope(kind, load_line(x + i), &slope);
+            store_line(y + i, slope * load_line(d_y + i));
+        }
     else
-        for (; i + 8 <= end; i += 8) store(y + i, function(kind, load(x + i)));
-    if (i < end) {
-        Eight value = some_of(x + i, end - i);
-        put(y + i, d_y ? slope_of(kind, value) * some_of(d_y + i, end - i) : function(kind, value), end - i);
+        for (; i + LANES <= end; i += LANES) store_line(y + i, line_function(kind, load_line(x + i)));
+    for (; i < end; i += 8) {
+        Eight some, value = function_and_slope(kind, some_of(x + i, end - i), &some);
+        put(y + i, d_y ? some * some_of(d_y + i, end - i) : value, end - i);
     }
 }
 
@@ -365,8 +404,15 @@ FAST static void drop_all(const float *x, const float *v, float *y, Count size, 
 FAST static double cross_entropy(float *x, Count size, Count target, float share) {
     double target_score = share * (double)x[target];
     float most = largest_of(x, size);
+    Line sums = {0};
+    Count i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        Line value = line_exponential(load_line(x + i) - most);
+        store_line(x + i, value);
+        sums += value;
+    }
     Eight sum = {0};
-    for (Count i = 0; i < size; i += 8) {
+    for (; i < size; i += 8) {
         Eight value = some_of(x + i, size - i) - most;
         if (size - i < 8)
             for (Count lane = size - i; lane < 8; lane++) value[lane] = -INFINITY;
@@ -374,7 +420,7 @@ FAST static double cross_entropy(float *x, Count size, Count target, float share
         put(x + i, value, size - i);
         sum += value;
     }
-    float total = sum_of(sum), factor = 1 / total;
+    float total = sum_of(sum) + sum_of_lines(&sums, 1), factor = 1 / total;
 #pragma omp simd
     for (Count i = 0; i < size; i++) x[i] *= factor;
     x[target] -= share;

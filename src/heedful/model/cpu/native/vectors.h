@@ -68,19 +68,20 @@ INLINE float sum_of_lines(const Line *lines, int count) {
     return sum_of(all);
 }
 
-/* e^x for x <= 0, within 2e-7 of it: 2^n from the exponent's bits, the rest from a polynomial (Cephes' coefficients).
-   What is too small for a float is zero. */
-INLINE Eight exponential(Eight x) {
-    Whole n = __builtin_convertvector(x * 1.44269504f - 0.5f, Whole);
-    Eight whole = __builtin_convertvector(n, Eight), rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-    Eight value = rest * 1.9875691500e-4f + 1.3981999507e-3f;
-    value = value * rest + 8.3334519073e-3f;
-    value = value * rest + 4.1665795894e-2f;
-    value = value * rest + 1.6666665459e-1f;
-    value = value * rest + 5.0000001201e-1f;
-    value = (value * rest * rest + rest + 1) * (Eight)((n + 127) << 23);
-    return (Eight)((Whole)value & (x > -87));
-}
+#define VALUE Eight
+#define WHOLE Whole
+#define NAMED(name) name
+#include "functions.h"
+#undef VALUE
+#undef WHOLE
+#undef NAMED
+#define VALUE Line
+#define WHOLE WholeLine
+#define NAMED(name) line_##name
+#include "functions.h"
+#undef VALUE
+#undef WHOLE
+#undef NAMED
 
 INLINE Eight larger(Eight a, Eight b) {
     Whole first = a > b;
