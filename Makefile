@@ -2,17 +2,21 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-plain sanitize check fix bench clean
+.PHONY: demo test test-plain coverage sanitize check fix bench clean
 
 demo: .venv/ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh $(if $(TO),runs/demo-$(TO) $(TO))
 
 test: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(if $(CI),--cov=heedful --cov-report=term:skip-covered)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The model and its training once more, without our kernels: what runs where there is no C compiler.
 test-plain: .venv/ready
 	HEEDFUL_KERNELS=off OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/model tests/training tests/test_objectives.py tests/test_compatibility.py
+
+# Which lines the tests run; those of commands that run as processes of their own are not counted. A sixth slower.
+coverage: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --cov=heedful --cov-report=term:skip-covered
 
 # The kernels with gcc's sanitizers, their tests and a fuzzer; CASES=40: so many cases of the fuzzer, and no tests.
 sanitize: .venv/ready
