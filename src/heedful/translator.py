@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heedful.alignment import Aligner, Links
+from heedful.alignment import Aligner, Links, align_by_average
 from heedful.bank import choosing
 from heedful.bank import numbers as numbered_adapters
 from heedful.bounded import read_object
@@ -50,7 +50,8 @@ CHUNK = 1024  # sentences sorted by length together; also how far a stream reads
 @dataclass(frozen=True)
 class Alternative:
     """One possible translation. `score` is what it is ranked by. `fertilities`: of a non-autoregressive model, how many
-    target tokens it wrote for each source token, </s> included."""
+    target tokens it wrote for each source token, </s> included. `alignment`, if requested: the source word of each
+    target word."""
 
     text: str
     score: float
@@ -58,18 +59,18 @@ class Alternative:
     token_log_probs: list[float]
     ended: bool = True  # by itself; False if the length limit cut it off
     fertilities: list[int] | None = None
+    alignment: Links | None = None
 
 
 @dataclass(frozen=True)
 class Translation(Alternative):
     """The best translation, and the alternatives if requested. `warnings`: how a difficult input was handled.
 
-    If requested: `alignment`, the source word of each target word; `history`, the candidates of each search step.
+    If requested: `history`, the candidates of each search step.
     """
 
     alternatives: list[Alternative] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    alignment: Links | None = None
     history: History | None = None
 
 
@@ -222,12 +223,14 @@ class Translator:
         batch_tokens: int = 2048,
         batch_size: int | None = None,
         alignment: bool = False,
+        links: bool = False,
         history: bool = False,
         replace_unknowns: bool = False,
         dropped: Callable[[int], bool] | None = None,
     ) -> list[Translation]:
         """A batch has at most `batch_tokens` source tokens, times beams, and `batch_size` texts. `replace_unknowns`:
-        replace each unknown word by the source word it attends to. `dropped`: whether a text has been cancelled, asked
+        replace each unknown word by the source word it attends to. `links`: align the alternatives, too, and whatever
+        the model is: without an alignment head as well as can be. `dropped`: whether a text has been cancelled, asked
         while it is being translated; its translation is then incomplete."""
         if history and not self.stepwise:
             raise ValueError("a model that writes all words at once has no search history; leave history out")
@@ -259,10 +262,9 @@ class Translator:
                     for number in numbers
                 ]
             one = _join(each, reading.parts)
-            if alignment:
-                texts = [part.text for part in reading.parts]
+            if alignment or links:
                 with choosing(numbered_adapters([reading.request.adapter], self.adapters)):
-                    one = replace(one, alignment=self._align_parts(reading.request, one.text, texts, each))
+                    one = self._with_links(reading, one, each, loose=links)
             if histories is not None:
                 one = replace(one, history=histories[numbers[0]])
             found.append(one)
@@ -306,16 +308,56 @@ class Translator:
         framings = [self.languages.framing(source, target)] * len(pairs)
         return self.aligner.align(self.writers[0], [self.source, self.target], pairs, framings)
 
-    def _align_parts(self, request: Request, written: str, texts: list[str], each: list[list[Alternative]]) -> Links:
+    def align_loosely(
+        self, pairs: Sequence[tuple[str, str]], *, source: str = "", target: str = ""
+    ) -> list[Links] | None:
+        """The same, without a chosen head by all heads of a layer; None if the model has no attention to look at."""
+        if self.aligner is not None:
+            return self.align(pairs, source=source, target=target)
+        framings = [self.languages.framing(source, target)] * len(pairs)
+        try:
+            return align_by_average(self.writers[0], [self.source, self.target], pairs, framings)
+        except (IndexError, ValueError):  # it writes all words at once, or has an attention without weights
+            return None
+
+    def _with_links(
+        self, reading: "Reading", found: Translation, each: list[list[Alternative]], *, loose: bool
+    ) -> Translation:
+        """With the alignment; `loose`: as well as can be, and also that of the alternatives."""
+        align = self.align_loosely if loose else self.align
+        aligned = replace(found, alignment=self._align_parts(reading, found.text, each, 0, align))
+        if not loose:
+            return aligned
+        others = [
+            replace(other, alignment=self._align_parts(reading, other.text, each, rank, align))
+            for rank, other in enumerate(found.alternatives, 1)
+        ]
+        return replace(aligned, alternatives=others)
+
+    def _align_parts(
+        self,
+        reading: "Reading",
+        written: str,
+        each: list[list[Alternative]],
+        rank: int,
+        align: Callable[..., list[Links] | None],
+    ) -> Links | None:
         """Part by part, as they were translated, with the words numbered as in the whole texts."""
-        whole = (request.text, written)
-        pairs = [(text, alternatives[0].text) for text, alternatives in zip(texts, each, strict=True) if alternatives]
-        numbers = [words_of_parts(text, [pair[side] for pair in pairs]) for side, text in enumerate(whole)]
+        request = reading.request
+        pairs = [
+            (part.text, some[min(rank, len(some) - 1)].text)
+            for part, some in zip(reading.parts, each, strict=True)
+            if some
+        ]
+        aligned = align(pairs, source=request.source, target=request.target)
+        if aligned is None:
+            return None
+        numbers = [
+            words_of_parts(text, [pair[side] for pair in pairs]) for side, text in enumerate((request.text, written))
+        ]
         links = [
             (source[one], target[other])
-            for source, target, found in zip(
-                *numbers, self.align(pairs, source=request.source, target=request.target), strict=True
-            )
+            for source, target, found in zip(*numbers, aligned, strict=True)
             for one, other in found
         ]
         return list(dict.fromkeys(links))

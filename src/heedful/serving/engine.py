@@ -66,15 +66,16 @@ class Settings:
 
     config: GenerationConfig
     alignment: bool = False
+    links: bool = False
     history: bool = False
 
     @property
     def key(self) -> str:
-        return f"{self.config.model_dump_json()} {self.alignment} {self.history}"
+        return f"{self.config.model_dump_json()} {self.options}"
 
     @property
     def options(self) -> dict[str, bool]:
-        return {name: True for name in ("alignment", "history") if getattr(self, name)}
+        return {name: True for name in ("alignment", "links", "history") if getattr(self, name)}
 
 
 @dataclass(eq=False)
