@@ -27,6 +27,7 @@ from heedful.decoding.stops import until
 from heedful.decoding.streams import cores
 from heedful.model.architecture import LanguageModel, SequenceToSequence
 from heedful.model.int8 import quantize_as
+from heedful.text.growing import GrowingText
 from heedful.text.tokenizer import Tokenizer
 
 BATCH_TOKENS = 16_384  # per batch, prompts and continuations together
@@ -236,22 +237,22 @@ def _listed(texts: str | Sequence[str]) -> Sequence[str]:
 
 
 class _Pieces:
-    """Text that grows token by token, released as far as it is certain."""
+    """Text that grows token by token, released as far as it is certain, up to a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
-        self.tokenizer, self.stop_strings = tokenizer, stop_strings
-        self.tokens: list[int] = []
-        self.shown = 0
+        self.eos, self.stop_strings = tokenizer.eos, stop_strings
+        self.text = GrowingText(tokenizer)
+        self.held = ""  # may be the beginning of a stop string
 
     def piece(self, token: int, log_probs: Tensor) -> Piece:
-        ended = token == self.tokenizer.eos
-        if not ended:
-            self.tokens.append(token)
-        whole = self.tokenizer.decode([self.tokens])[0]
-        text = until(whole, self.stop_strings)
-        certain = len(text) if ended or text != whole else len(text.rstrip("\ufffd")) - self._may_stop(text)
-        new = text[self.shown : max(self.shown, certain)]
-        self.shown += len(new)
+        ended = token == self.eos
+        text = self.held + (self.text.rest() if ended else self.text.add(token))
+        new = until(text, self.stop_strings)
+        if new != text or ended:
+            self.held = ""
+        else:
+            certain = len(text) - self._may_stop(text)
+            new, self.held = text[:certain], text[certain:]
         values, places = log_probs.topk(min(TOP, len(log_probs)))
         top = list(zip(places.tolist(), values.tolist(), strict=True))
         return Piece(new, token, float(log_probs[token]), top)

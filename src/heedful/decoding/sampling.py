@@ -33,14 +33,16 @@ def sample(
     tokens: list[list[int]] = [[] for _ in range(rows)]
     log_probs: list[list[float]] = [[] for _ in range(rows)]
     ended = [False] * rows
-    live, latest = list(range(rows)), first
+    live, latest, length = list(range(rows)), first, 0
+    written = first.new_zeros(rows, 1, max(limits))
     while live:
         raw = stepper.advance(latest)
-        written = torch.tensor([tokens[row] for row in live], dtype=torch.long, device=first.device)[:, None]
-        ruled = rules.apply(raw.clone()[:, None], written.reshape(len(live), 1, -1), live)[:, 0]
+        ruled = rules.apply(raw.clone()[:, None], written[:, :, :length], live)[:, 0]
         probabilities = likely(ruled / config.temperature, config).softmax(-1)
         draws = [torch.multinomial(probabilities[place], 1, generator=chance[row]) for place, row in enumerate(live)]
         latest = torch.cat(draws)
+        written[:, 0, length] = latest
+        length += 1
         going = []
         for place, (row, token) in enumerate(zip(live, latest.tolist(), strict=True)):
             log_probs[row].append(float(raw[place, token]))
@@ -54,7 +56,7 @@ def sample(
         if len(going) < len(live):
             live = [live[place] for place in going]
             kept = torch.tensor(going, dtype=torch.long, device=first.device)
-            latest = latest[kept]
+            latest, written = latest[kept], written[kept]
             if live:
                 stepper.select(kept, kept)
     return [
