@@ -6,7 +6,7 @@
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -140,16 +140,21 @@ class Generator:
             Reading(prompt, (row or [self.tokenizer.start])[last:]) for prompt, row in zip(prompts, rows, strict=True)
         ]
 
-    def write(
+    def write(self, readings: Sequence[Reading], config: GenerationConfig, **options: Any) -> list[list[Continuation]]:
+        """The continuations of each prompt, best first; for the options see `steps`."""
+        found = dict(one for some in self.steps(readings, config, **options) for one in some)
+        return [found[number] for number in range(len(readings))]
+
+    def steps(
         self,
         readings: Sequence[Reading],
         config: GenerationConfig,
         *,
         batch_tokens: int = BATCH_TOKENS,
         dropped: Callable[[int], bool] | None = None,
-    ) -> list[list[Continuation]]:
-        """Prompts of similar length are continued together. `dropped`: whether a prompt has been cancelled, asked
-        while it is being continued."""
+    ) -> Iterator[list[tuple[int, list[Continuation]]]]:
+        """After each step, the prompts that it finished, with their numbers. Prompts of similar length are continued
+        together. `dropped`: whether a prompt has been cancelled, asked while it is being continued."""
         pieces: dict[tuple[int, int], _Pieces] = {}
 
         def heard(number: int, copy: int, token: int, log_probs: Tensor) -> bool:
@@ -164,10 +169,10 @@ class Generator:
             [reading.tokens for reading in readings],
             [Request(one.prompt.text, adapter=one.prompt.adapter) for one in readings],
         )
-        found = self.runner.run(
+        for found in self.runner.steps(
             [(config, jobs)], batch_tokens=batch_tokens, dropped=dropped, heard=heard if listening else None
-        )
-        return [[self._continuation(one, config) for one in found[number]] for number in range(len(readings))]
+        ):
+            yield [(number, [self._continuation(one, config) for one in some]) for number, some in found]
 
     def repeatable(self, reading: Reading) -> bool:
         """Whether it may be continued again after a failure: not if somebody has heard its first pieces."""

@@ -8,7 +8,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -26,7 +26,7 @@ from heedful.data.batches import cut
 from heedful.data.inputs import DataConfig
 from heedful.data.languages import Direction, Languages
 from heedful.data.padding import pad
-from heedful.decoding.beam import History, Hypothesis
+from heedful.decoding.beam import Found, History, Hypothesis
 from heedful.decoding.before import Before
 from heedful.decoding.from_source import FromSource
 from heedful.decoding.generation import GenerationConfig, with_options
@@ -216,6 +216,13 @@ class Translator:
         return [Reading(request, some) for request, some in zip(requests, parts, strict=True)]
 
     def write(
+        self, readings: Sequence["Reading"], config: GenerationConfig | None = None, **options: Any
+    ) -> list[Translation]:
+        """The translations, in the order of the readings; for the options see `steps`."""
+        found = dict(one for some in self.steps(readings, config, **options) for one in some)
+        return [found[number] for number in range(len(readings))]
+
+    def steps(
         self,
         readings: Sequence["Reading"],
         config: GenerationConfig | None = None,
@@ -227,11 +234,12 @@ class Translator:
         history: bool = False,
         replace_unknowns: bool = False,
         dropped: Callable[[int], bool] | None = None,
-    ) -> list[Translation]:
-        """A batch has at most `batch_tokens` source tokens, times beams, and `batch_size` texts. `replace_unknowns`:
-        replace each unknown word by the source word it attends to. `links`: align the alternatives, too, and whatever
-        the model is: without an alignment head as well as can be. `dropped`: whether a text has been cancelled, asked
-        while it is being translated; its translation is then incomplete."""
+    ) -> Iterator[list[tuple[int, Translation]]]:
+        """After each step, the translations that it finished, with their numbers. A batch has at most `batch_tokens`
+        source tokens, times beams, and `batch_size` texts. `replace_unknowns`: replace each unknown word by the source
+        word it attends to. `links`: align the alternatives, too, and whatever the model is: without an alignment head
+        as well as can be. `dropped`: whether a text has been cancelled, asked while it is being translated; its
+        translation is then incomplete."""
         if history and not self.stepwise:
             raise ValueError("a model that writes all words at once has no search history; leave history out")
         if (alignment or replace_unknowns) and self.aligner is None:
@@ -242,8 +250,8 @@ class Translator:
         rows = [part.tokens for reading in readings for part in reading.parts]
         histories: list[History] | None = [[] for _ in rows] if history else None
 
-        def run(rows: Sequence[list[int]], requests: Sequence[Request]) -> dict[int, list[Hypothesis]]:
-            return self.runner.run(
+        def run(rows: Sequence[list[int]], requests: Sequence[Request]) -> Iterator[Found]:
+            return self.runner.steps(
                 self.starter.groups(rows, requests, config),
                 batch_tokens=batch_tokens,
                 batch_size=batch_size,
@@ -251,24 +259,30 @@ class Translator:
                 dropped=None if dropped is None else lambda part: dropped(owners[part]),
             )
 
-        written = self.before.run(run, rows, requests, owners) if self.before is not None else run(rows, requests)
-        found, first = [], 0
-        for reading in readings:
-            numbers = range(first, first + len(reading.parts))
-            first += len(reading.parts)
+        def translation(owner: int) -> Translation:
+            reading, numbers = readings[owner], range(firsts[owner], firsts[owner + 1])
             with choosing(numbered_adapters([reading.request.adapter], self.adapters)):
                 each = [
                     self._alternatives(requests[number], written.get(number, []), config, replace_unknowns)
                     for number in numbers
                 ]
-            one = _join(each, reading.parts)
-            if alignment or links:
-                with choosing(numbered_adapters([reading.request.adapter], self.adapters)):
+                one = _join(each, reading.parts)
+                if alignment or links:
                     one = self._with_links(reading, one, each, loose=links)
-            if histories is not None:
-                one = replace(one, history=histories[numbers[0]])
-            found.append(one)
-        return found
+            return one if histories is None else replace(one, history=histories[numbers[0]])
+
+        firsts = list(accumulate((len(reading.parts) for reading in readings), initial=0))
+        written: dict[int, list[Hypothesis]] = {}
+        left = [sum(bool(part.tokens) for part in reading.parts) for reading in readings]
+        yield [(owner, translation(owner)) for owner, parts in enumerate(left) if not parts]
+        for found in run(rows, requests) if self.before is None else self.before.steps(run, rows, requests, owners):
+            ready = []
+            for number, hypotheses in found:
+                written[number] = hypotheses
+                left[owners[number]] -= 1
+                if not left[owners[number]]:
+                    ready.append((owners[number], translation(owners[number])))
+            yield ready
 
     @property
     def stepwise(self) -> bool:
