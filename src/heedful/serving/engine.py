@@ -22,6 +22,7 @@ from heedful.serving.turns import AnswerT, Batch, Job, ReadingT, Settings, Turns
 RequestT = TypeVar("RequestT", contravariant=True)
 SEVERAL = 2  # batches of a kind that a stream writes in turn
 PATIENCE = 10  # times the latency cap: after that, the second one is begun, however few are waiting
+SMALL = 4  # a batch of a long text has this part of the others' tokens
 
 
 class Worker(Protocol[RequestT, ReadingT, AnswerT]):
@@ -201,11 +202,15 @@ class Engine(Generic[RequestT, ReadingT, AnswerT]):
         return taken
 
     def _begun(self, jobs: Sequence[Job[ReadingT, AnswerT]]) -> Batch[ReadingT, AnswerT]:
+        # A text that fills more than a batch is written in small ones: its steps are what others have to wait for.
+        large = sum(job.tokens for job in jobs) > self._budget(jobs[0].settings)
+        batch_tokens = max(1, self.batch_tokens // SMALL) if large else self.batch_tokens
+
         def steps() -> Generator[Sequence[tuple[int, AnswerT]], None, None]:
             yield from self.worker.steps(
                 [job.reading for job in jobs],
                 jobs[0].settings.config,
-                batch_tokens=self.batch_tokens,
+                batch_tokens=batch_tokens,
                 dropped=lambda place: jobs[place].gone,
                 **jobs[0].settings.options,
             )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from heedful.data.languages import Direction
@@ -128,7 +129,7 @@ async def _translate(
             for place in places:
                 found[place] = (texts[place], [])
             continue
-        given = [Html(texts[place]) if form == "html" else _Lines(texts[place]) for place in places]
+        given = await run_in_threadpool(_given, [texts[place] for place in places], form)
         model, direction = known
         spoken = direction if model.translator.languages.layout else ("", "")
         asked = [Text(part, source=spoken[0], target=spoken[1]) for one in given for part in one.texts]
@@ -137,7 +138,7 @@ async def _translate(
         start = 0
         for place, one in zip(places, given, strict=True):
             end = start + len(one.texts)
-            found[place] = _joined(one, results[start:end], count)
+            found[place] = await run_in_threadpool(_joined, one, results[start:end], count)
             start = end
     return found
 
@@ -172,6 +173,11 @@ class _Lines:
 
     def join(self, translations: Sequence[str], links: Sequence[Links | None]) -> str:
         return "".join(piece if isinstance(piece, str) else translations[piece] for piece in self._frame)
+
+
+def _given(texts: Sequence[str], form: str) -> "list[Html | _Lines]":
+    """What there is to translate. The worst HTML takes half a second, in which others should be answered."""
+    return [Html(text) if form == "html" else _Lines(text) for text in texts]
 
 
 def _joined(given: Html | _Lines, found: Sequence[Translation], count: int) -> tuple[str, list[str]]:
