@@ -49,14 +49,7 @@ class Aligner:
     ) -> list[Links]:
         """For each pair, the source word that each target word attends to most. `framings`: the special tokens of each
         pair; by default no language tokens."""
-        found: list[Links] = []
-        framings = framings or [plain(tokenizers)] * len(pairs)
-        for start in range(0, len(pairs), BATCH):
-            chunk, some = pairs[start : start + BATCH], framings[start : start + BATCH]
-            seen = _attentions(model, *_encoded(tokenizers, chunk, some))[self.layer]
-            weights = _of_texts(seen.shown_weights(), some[0])[:, self.head]
-            found += [_links(_memberships(tokenizers, pair), weights[row]) for row, pair in enumerate(chunk)]
-        return found
+        return _aligned(model, tokenizers, pairs, framings, lambda seen: seen[self.layer].shown_weights()[:, self.head])
 
     def weights(
         self,
@@ -105,6 +98,35 @@ class Aligner:
         if looks and (self.layer >= layers or self.head >= max(looks)):
             raise ValueError(f"{folder / 'alignment.json'} names head {self.head} of layer {self.layer}, but the model "
                              f"has {max(looks)} heads in {layers} layers")  # fmt: skip
+
+
+def align_by_average(
+    model: SequenceToSequence,
+    tokenizers: Tokenizers,
+    pairs: Sequence[tuple[str, str]],
+    framings: Sequence[Framing] | None = None,
+) -> list[Links]:
+    """The same without a chosen head: by the mean of all heads of the layer before the last, which Garg et al. 2019
+    (section 4.1) found to align best."""
+    return _aligned(model, tokenizers, pairs, framings, lambda seen: seen[-2:][0].shown_weights().mean(1))
+
+
+def _aligned(
+    model: SequenceToSequence,
+    tokenizers: Tokenizers,
+    pairs: Sequence[tuple[str, str]],
+    framings: Sequence[Framing] | None,
+    weigh: Callable[[list[Recorded]], Tensor],
+) -> list[Links]:
+    """`weigh`: how much each target token looks at each source token: batch target source."""
+    found: list[Links] = []
+    framings = framings or [plain(tokenizers)] * len(pairs)
+    for start in range(0, len(pairs), BATCH):
+        chunk, some = pairs[start : start + BATCH], framings[start : start + BATCH]
+        weights = weigh(_attentions(model, *_encoded(tokenizers, chunk, some)))
+        weights = _of_texts(weights[:, None], some[0])[:, 0]
+        found += [_links(_memberships(tokenizers, pair), weights[row]) for row, pair in enumerate(chunk)]
+    return found
 
 
 def choose(

@@ -6,7 +6,7 @@
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -27,6 +27,7 @@ from heedful.decoding.stops import until
 from heedful.decoding.streams import cores
 from heedful.model.architecture import LanguageModel, SequenceToSequence
 from heedful.model.int8 import quantize_as
+from heedful.text.growing import GrowingText
 from heedful.text.tokenizer import Tokenizer
 
 BATCH_TOKENS = 16_384  # per batch, prompts and continuations together
@@ -139,16 +140,21 @@ class Generator:
             Reading(prompt, (row or [self.tokenizer.start])[last:]) for prompt, row in zip(prompts, rows, strict=True)
         ]
 
-    def write(
+    def write(self, readings: Sequence[Reading], config: GenerationConfig, **options: Any) -> list[list[Continuation]]:
+        """The continuations of each prompt, best first; for the options see `steps`."""
+        found = dict(one for some in self.steps(readings, config, **options) for one in some)
+        return [found[number] for number in range(len(readings))]
+
+    def steps(
         self,
         readings: Sequence[Reading],
         config: GenerationConfig,
         *,
         batch_tokens: int = BATCH_TOKENS,
         dropped: Callable[[int], bool] | None = None,
-    ) -> list[list[Continuation]]:
-        """Prompts of similar length are continued together. `dropped`: whether a prompt has been cancelled, asked
-        while it is being continued."""
+    ) -> Iterator[list[tuple[int, list[Continuation]]]]:
+        """After each step, the prompts that it finished, with their numbers. Prompts of similar length are continued
+        together. `dropped`: whether a prompt has been cancelled, asked while it is being continued."""
         pieces: dict[tuple[int, int], _Pieces] = {}
 
         def heard(number: int, copy: int, token: int, log_probs: Tensor) -> bool:
@@ -163,10 +169,10 @@ class Generator:
             [reading.tokens for reading in readings],
             [Request(one.prompt.text, adapter=one.prompt.adapter) for one in readings],
         )
-        found = self.runner.run(
+        for found in self.runner.steps(
             [(config, jobs)], batch_tokens=batch_tokens, dropped=dropped, heard=heard if listening else None
-        )
-        return [[self._continuation(one, config) for one in found[number]] for number in range(len(readings))]
+        ):
+            yield [(number, [self._continuation(one, config) for one in some]) for number, some in found]
 
     def repeatable(self, reading: Reading) -> bool:
         """Whether it may be continued again after a failure: not if somebody has heard its first pieces."""
@@ -236,22 +242,22 @@ def _listed(texts: str | Sequence[str]) -> Sequence[str]:
 
 
 class _Pieces:
-    """Text that grows token by token, released as far as it is certain."""
+    """Text that grows token by token, released as far as it is certain, up to a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
-        self.tokenizer, self.stop_strings = tokenizer, stop_strings
-        self.tokens: list[int] = []
-        self.shown = 0
+        self.eos, self.stop_strings = tokenizer.eos, stop_strings
+        self.text = GrowingText(tokenizer)
+        self.held = ""  # may be the beginning of a stop string
 
     def piece(self, token: int, log_probs: Tensor) -> Piece:
-        ended = token == self.tokenizer.eos
-        if not ended:
-            self.tokens.append(token)
-        whole = self.tokenizer.decode([self.tokens])[0]
-        text = until(whole, self.stop_strings)
-        certain = len(text) if ended or text != whole else len(text.rstrip("\ufffd")) - self._may_stop(text)
-        new = text[self.shown : max(self.shown, certain)]
-        self.shown += len(new)
+        ended = token == self.eos
+        text = self.held + (self.text.rest() if ended else self.text.add(token))
+        new = until(text, self.stop_strings)
+        if new != text or ended:
+            self.held = ""
+        else:
+            certain = len(text) - self._may_stop(text)
+            new, self.held = text[:certain], text[certain:]
         values, places = log_probs.topk(min(TOP, len(log_probs)))
         top = list(zip(places.tolist(), values.tolist(), strict=True))
         return Piece(new, token, float(log_probs[token]), top)

@@ -8,7 +8,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heedful.alignment import Aligner, Links
+from heedful.alignment import Aligner, Links, align_by_average
 from heedful.bank import choosing
 from heedful.bank import numbers as numbered_adapters
 from heedful.bounded import read_object
@@ -26,7 +26,7 @@ from heedful.data.batches import cut
 from heedful.data.inputs import DataConfig
 from heedful.data.languages import Direction, Languages
 from heedful.data.padding import pad
-from heedful.decoding.beam import History, Hypothesis
+from heedful.decoding.beam import Found, History, Hypothesis
 from heedful.decoding.before import Before
 from heedful.decoding.from_source import FromSource
 from heedful.decoding.generation import GenerationConfig, with_options
@@ -50,7 +50,8 @@ CHUNK = 1024  # sentences sorted by length together; also how far a stream reads
 @dataclass(frozen=True)
 class Alternative:
     """One possible translation. `score` is what it is ranked by. `fertilities`: of a non-autoregressive model, how many
-    target tokens it wrote for each source token, </s> included."""
+    target tokens it wrote for each source token, </s> included. `alignment`, if requested: the source word of each
+    target word."""
 
     text: str
     score: float
@@ -58,18 +59,18 @@ class Alternative:
     token_log_probs: list[float]
     ended: bool = True  # by itself; False if the length limit cut it off
     fertilities: list[int] | None = None
+    alignment: Links | None = None
 
 
 @dataclass(frozen=True)
 class Translation(Alternative):
     """The best translation, and the alternatives if requested. `warnings`: how a difficult input was handled.
 
-    If requested: `alignment`, the source word of each target word; `history`, the candidates of each search step.
+    If requested: `history`, the candidates of each search step.
     """
 
     alternatives: list[Alternative] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    alignment: Links | None = None
     history: History | None = None
 
 
@@ -215,6 +216,13 @@ class Translator:
         return [Reading(request, some) for request, some in zip(requests, parts, strict=True)]
 
     def write(
+        self, readings: Sequence["Reading"], config: GenerationConfig | None = None, **options: Any
+    ) -> list[Translation]:
+        """The translations, in the order of the readings; for the options see `steps`."""
+        found = dict(one for some in self.steps(readings, config, **options) for one in some)
+        return [found[number] for number in range(len(readings))]
+
+    def steps(
         self,
         readings: Sequence["Reading"],
         config: GenerationConfig | None = None,
@@ -222,13 +230,16 @@ class Translator:
         batch_tokens: int = 2048,
         batch_size: int | None = None,
         alignment: bool = False,
+        links: bool = False,
         history: bool = False,
         replace_unknowns: bool = False,
         dropped: Callable[[int], bool] | None = None,
-    ) -> list[Translation]:
-        """A batch has at most `batch_tokens` source tokens, times beams, and `batch_size` texts. `replace_unknowns`:
-        replace each unknown word by the source word it attends to. `dropped`: whether a text has been cancelled, asked
-        while it is being translated; its translation is then incomplete."""
+    ) -> Iterator[list[tuple[int, Translation]]]:
+        """After each step, the translations that it finished, with their numbers. A batch has at most `batch_tokens`
+        source tokens, times beams, and `batch_size` texts. `replace_unknowns`: replace each unknown word by the source
+        word it attends to. `links`: align the alternatives, too, and whatever the model is: without an alignment head
+        as well as can be. `dropped`: whether a text has been cancelled, asked while it is being translated; its
+        translation is then incomplete."""
         if history and not self.stepwise:
             raise ValueError("a model that writes all words at once has no search history; leave history out")
         if (alignment or replace_unknowns) and self.aligner is None:
@@ -239,8 +250,8 @@ class Translator:
         rows = [part.tokens for reading in readings for part in reading.parts]
         histories: list[History] | None = [[] for _ in rows] if history else None
 
-        def run(rows: Sequence[list[int]], requests: Sequence[Request]) -> dict[int, list[Hypothesis]]:
-            return self.runner.run(
+        def run(rows: Sequence[list[int]], requests: Sequence[Request]) -> Iterator[Found]:
+            return self.runner.steps(
                 self.starter.groups(rows, requests, config),
                 batch_tokens=batch_tokens,
                 batch_size=batch_size,
@@ -248,25 +259,30 @@ class Translator:
                 dropped=None if dropped is None else lambda part: dropped(owners[part]),
             )
 
-        written = self.before.run(run, rows, requests, owners) if self.before is not None else run(rows, requests)
-        found, first = [], 0
-        for reading in readings:
-            numbers = range(first, first + len(reading.parts))
-            first += len(reading.parts)
+        def translation(owner: int) -> Translation:
+            reading, numbers = readings[owner], range(firsts[owner], firsts[owner + 1])
             with choosing(numbered_adapters([reading.request.adapter], self.adapters)):
                 each = [
                     self._alternatives(requests[number], written.get(number, []), config, replace_unknowns)
                     for number in numbers
                 ]
-            one = _join(each, reading.parts)
-            if alignment:
-                texts = [part.text for part in reading.parts]
-                with choosing(numbered_adapters([reading.request.adapter], self.adapters)):
-                    one = replace(one, alignment=self._align_parts(reading.request, one.text, texts, each))
-            if histories is not None:
-                one = replace(one, history=histories[numbers[0]])
-            found.append(one)
-        return found
+                one = _join(each, reading.parts)
+                if alignment or links:
+                    one = self._with_links(reading, one, each, loose=links)
+            return one if histories is None else replace(one, history=histories[numbers[0]])
+
+        firsts = list(accumulate((len(reading.parts) for reading in readings), initial=0))
+        written: dict[int, list[Hypothesis]] = {}
+        left = [sum(bool(part.tokens) for part in reading.parts) for reading in readings]
+        yield [(owner, translation(owner)) for owner, parts in enumerate(left) if not parts]
+        for found in run(rows, requests) if self.before is None else self.before.steps(run, rows, requests, owners):
+            ready = []
+            for number, hypotheses in found:
+                written[number] = hypotheses
+                left[owners[number]] -= 1
+                if not left[owners[number]]:
+                    ready.append((owners[number], translation(owners[number])))
+            yield ready
 
     @property
     def stepwise(self) -> bool:
@@ -306,16 +322,56 @@ class Translator:
         framings = [self.languages.framing(source, target)] * len(pairs)
         return self.aligner.align(self.writers[0], [self.source, self.target], pairs, framings)
 
-    def _align_parts(self, request: Request, written: str, texts: list[str], each: list[list[Alternative]]) -> Links:
+    def align_loosely(
+        self, pairs: Sequence[tuple[str, str]], *, source: str = "", target: str = ""
+    ) -> list[Links] | None:
+        """The same, without a chosen head by all heads of a layer; None if the model has no attention to look at."""
+        if self.aligner is not None:
+            return self.align(pairs, source=source, target=target)
+        framings = [self.languages.framing(source, target)] * len(pairs)
+        try:
+            return align_by_average(self.writers[0], [self.source, self.target], pairs, framings)
+        except (IndexError, ValueError):  # it writes all words at once, or has an attention without weights
+            return None
+
+    def _with_links(
+        self, reading: "Reading", found: Translation, each: list[list[Alternative]], *, loose: bool
+    ) -> Translation:
+        """With the alignment; `loose`: as well as can be, and also that of the alternatives."""
+        align = self.align_loosely if loose else self.align
+        aligned = replace(found, alignment=self._align_parts(reading, found.text, each, 0, align))
+        if not loose:
+            return aligned
+        others = [
+            replace(other, alignment=self._align_parts(reading, other.text, each, rank, align))
+            for rank, other in enumerate(found.alternatives, 1)
+        ]
+        return replace(aligned, alternatives=others)
+
+    def _align_parts(
+        self,
+        reading: "Reading",
+        written: str,
+        each: list[list[Alternative]],
+        rank: int,
+        align: Callable[..., list[Links] | None],
+    ) -> Links | None:
         """Part by part, as they were translated, with the words numbered as in the whole texts."""
-        whole = (request.text, written)
-        pairs = [(text, alternatives[0].text) for text, alternatives in zip(texts, each, strict=True) if alternatives]
-        numbers = [words_of_parts(text, [pair[side] for pair in pairs]) for side, text in enumerate(whole)]
+        request = reading.request
+        pairs = [
+            (part.text, some[min(rank, len(some) - 1)].text)
+            for part, some in zip(reading.parts, each, strict=True)
+            if some
+        ]
+        aligned = align(pairs, source=request.source, target=request.target)
+        if aligned is None:
+            return None
+        numbers = [
+            words_of_parts(text, [pair[side] for pair in pairs]) for side, text in enumerate((request.text, written))
+        ]
         links = [
             (source[one], target[other])
-            for source, target, found in zip(
-                *numbers, self.align(pairs, source=request.source, target=request.target), strict=True
-            )
+            for source, target, found in zip(*numbers, aligned, strict=True)
             for one, other in found
         ]
         return list(dict.fromkeys(links))

@@ -181,7 +181,7 @@ def test_a_dead_worker_answers_503_and_is_restarted(folders, monkeypatch):
         ):
             worker = model.engine.worker
             with monkeypatch.context() as patch:
-                patch.setattr(worker, "write", lambda *given, **more: (_ for _ in ()).throw(SystemExit(1)))
+                patch.setattr(worker, "steps", lambda *given, **more: (_ for _ in ()).throw(SystemExit(1)))
                 answer = httpx.post(url + path, json=asked, timeout=30)
             assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
             assert "the worker that had this request stopped and was restarted; try again" in answer.text

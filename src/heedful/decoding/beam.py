@@ -5,10 +5,10 @@
     prune     keep the best of the others
     done      stop a sentence whose live hypotheses cannot beat the finished ones
 
-The functions are pure; `search` holds the state and talks to the stepper.
+The functions are pure; `search_steps` holds the state and talks to the stepper.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,17 @@ class Hypothesis:
     token_log_probs: list[float]
     ended: bool = True
     fertilities: list[int] | None = None
+
+
+# What a step of a search gives: the sentences that it finished, with their hypotheses, best first. A search is an
+# iterator of steps, so that several can take turns.
+Found = list[tuple[int, list[Hypothesis]]]
+
+
+def gathered(steps: Iterator[Found], count: int) -> list[list[Hypothesis]]:
+    """A search run to its end: the hypotheses of each sentence."""
+    found = dict(one for some in steps for one in some)
+    return [found[sentence] for sentence in range(count)]
 
 
 @dataclass(frozen=True)
@@ -76,8 +87,15 @@ class Candidates:
     token_log_probs: Tensor
 
 
-@torch.inference_mode()
 def search(
+    stepper: Stepper, first: Tensor, config: GenerationConfig, *, eos: int, limits: list[int], rules: Rules
+) -> list[list[Hypothesis]]:
+    """The best hypotheses of each sentence, best first; see `search_steps`."""
+    return gathered(search_steps(stepper, first, config, eos=eos, limits=limits, rules=rules), len(limits))
+
+
+@torch.inference_mode()
+def search_steps(
     stepper: Stepper,
     first: Tensor,
     config: GenerationConfig,
@@ -87,10 +105,9 @@ def search(
     rules: Rules,
     histories: list[History] | None = None,
     dropped: Callable[[int], bool] = lambda sentence: False,
-) -> list[list[Hypothesis]]:
-    """The best hypotheses of each sentence, best first. `first`: the token each starts with; `limits`: the maximum
-    number of new tokens of each, </s> included; `histories`: one per sentence, to be filled; `dropped`: whether a
-    sentence has been cancelled."""
+) -> Iterator[Found]:
+    """`first`: the token each sentence starts with; `limits`: the maximum number of new tokens of each, </s> included;
+    `histories`: one per sentence, to be filled; `dropped`: whether a sentence has been cancelled."""
     beams = start(len(limits), first.device)
     live = list(range(len(limits)))
     finished: list[list[Hypothesis]] = [[] for _ in limits]
@@ -117,7 +134,9 @@ def search(
             if not done(finished[sentence], best[place], beams.length, limits[sentence], config)
             and not dropped(sentence)
         ]
+        over: Found = []
         if len(going) < len(live):
+            over = [(sentence, finished[sentence][: config.num_return_sequences]) for sentence in left(live, going)]
             kept = torch.tensor(going, dtype=torch.long, device=first.device)
             live = [live[place] for place in going]
             rows, beams = rows[kept], beams.select(kept)
@@ -126,7 +145,13 @@ def search(
         else:
             stepper.select(rows.flatten())
         tokens = beams.tokens[:, :, -1].flatten()
-    return [hypotheses[: config.num_return_sequences] for hypotheses in finished]
+        yield over
+
+
+def left(live: Sequence[int], going: Sequence[int]) -> list[int]:
+    """The sentences that are not at these places."""
+    staying = set(going)
+    return [sentence for place, sentence in enumerate(live) if place not in staying]
 
 
 def start(sentences: int, device: torch.device) -> Beams:

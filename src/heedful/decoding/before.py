@@ -1,6 +1,6 @@
 """Decoding in the context of the sentences before: see `data/context.py`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from heedful.decoding.beam import Hypothesis
@@ -8,7 +8,7 @@ from heedful.decoding.from_source import FromSource
 from heedful.decoding.runner import Request
 
 Pair = tuple[str, str]
-Run = Callable[[Sequence[list[int]], Sequence[Request]], dict[int, list[Hypothesis]]]
+Steps = Iterator[list[tuple[int, list[Hypothesis]]]]  # after each step, what is finished
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,15 @@ class Before:
         tokens = [token for some in sides[0] for token in (*some, self.starter.source.sentence_break)]
         return replace(request, context=tuple(pairs)), [*tokens, *row]
 
-    def run(
+    def steps(
         self,
-        run: Run,
+        run: Callable[[Sequence[list[int]], Sequence[Request]], Steps],
         rows: Sequence[list[int]],
         requests: Sequence[Request],
         owners: Sequence[int],
-    ) -> dict[int, list[Hypothesis]]:
+    ) -> Steps:
         """The parts of a text one after the other, each with the pairs before it; the texts side by side. `owners`: the
         text of each part."""
-        found: dict[int, list[Hypothesis]] = {}
         before: dict[int, list[Pair]] = {owner: [] for owner in owners}
         left = list(range(len(rows)))
         while left:
@@ -49,9 +48,9 @@ class Before:
             for number in now:
                 before[owners[number]] += requests[number].context
                 asked[number], given[number] = self.read(requests[number], rows[number], before[owners[number]])
-            for number, hypotheses in run(given, asked).items():
-                found[number] = hypotheses
-                best = [one.tokens for one in found[number][:1]] or [[]]  # none, if it was cancelled
-                text = self.starter.target.decode(best)[0].strip()
-                before[owners[number]].append((requests[number].text, text))
-        return found
+            for found in run(given, asked):
+                for number, hypotheses in found:
+                    best = [one.tokens for one in hypotheses[:1]] or [[]]  # none, if it was cancelled
+                    text = self.starter.target.decode(best)[0].strip()
+                    before[owners[number]].append((requests[number].text, text))
+                yield found

@@ -4,21 +4,43 @@ A group is penalised for tokens that the groups before it have just chosen, so t
 word at the end.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from heedful.decoding.beam import Hypothesis, done, ends, expand, finish, keep, prune, row_starts, start
+from heedful.decoding.beam import (
+    Found,
+    Hypothesis,
+    done,
+    ends,
+    expand,
+    finish,
+    gathered,
+    keep,
+    left,
+    prune,
+    row_starts,
+    start,
+)
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.rules import Rules
 from heedful.decoding.stepper import Stepper
 
 
-@torch.inference_mode()
 def diverse_search(
     stepper: Stepper, first: Tensor, config: GenerationConfig, *, eos: int, limits: list[int], rules: Rules
 ) -> list[list[Hypothesis]]:
-    """The best hypotheses of each sentence across all groups; see `search`. A sentence stays in the batch until all its
-    groups are done; what a group finds after it is done does not count."""
+    """The best hypotheses of each sentence across all groups."""
+    return gathered(diverse_steps(stepper, first, config, eos=eos, limits=limits, rules=rules), len(limits))
+
+
+@torch.inference_mode()
+def diverse_steps(
+    stepper: Stepper, first: Tensor, config: GenerationConfig, *, eos: int, limits: list[int], rules: Rules
+) -> Iterator[Found]:
+    """See `search_steps`. A sentence stays in the batch until all its groups are done; what a group finds after it is
+    done does not count."""
     groups, width = config.num_beam_groups, config.num_beams // config.num_beam_groups
     each = config.model_copy(update={"num_beams": width, "num_return_sequences": width})
     beams = [start(len(limits), first.device) for _ in range(groups)]
@@ -48,14 +70,19 @@ def diverse_search(
             taken.scatter_add_(1, beams[group].tokens[:, :, -1], (beams[group].scores > -torch.inf).float())
             taken.scatter_add_(1, candidates.tokens[:, :width], ending[:, :width].float())
         going = [place for place, sentence in enumerate(live) if not all(over[sentence])]
-        left = torch.tensor(going, dtype=torch.long, device=first.device)
+        ready = left(live, going)
+        kept_rows = torch.tensor(going, dtype=torch.long, device=first.device)
         if going:
-            stepper.select(torch.cat(rows, dim=1)[left].flatten(), left if len(left) < len(live) else None)
+            stepper.select(torch.cat(rows, dim=1)[kept_rows].flatten(), kept_rows if ready else None)
         live = [live[place] for place in going]
-        beams = [one.select(left) for one in beams]
+        beams = [one.select(kept_rows) for one in beams]
         tokens = torch.cat([one.tokens[:, :, -1] for one in beams], dim=1).flatten()
-    merged = [keep([one for group in sentence for one in group], config.num_beams) for sentence in finished]
-    return [_distinct(hypotheses)[: config.num_return_sequences] for hypotheses in merged]
+        yield [(sentence, _merged(finished[sentence], config)) for sentence in ready]
+
+
+def _merged(groups: list[list[Hypothesis]], config: GenerationConfig) -> list[Hypothesis]:
+    best = keep([one for group in groups for one in group], config.num_beams)
+    return _distinct(best)[: config.num_return_sequences]
 
 
 def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:

@@ -6,21 +6,21 @@ import math
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from heedful.data.batches import cut
-from heedful.decoding.beam import History, Hypothesis, search
-from heedful.decoding.diverse import diverse_search
+from heedful.decoding.beam import Found, History, Hypothesis, gathered, search_steps
+from heedful.decoding.diverse import diverse_steps
 from heedful.decoding.generation import GenerationConfig
-from heedful.decoding.greedy import greedy
+from heedful.decoding.greedy import greedy_steps
 from heedful.decoding.rules import Rules
-from heedful.decoding.sampling import sample
+from heedful.decoding.sampling import sample_steps
 from heedful.decoding.stepper import Stepper
 from heedful.decoding.streams import Streams
 from heedful.model.architecture import Model
@@ -126,6 +126,12 @@ class Runner:
         self._several: tuple[object, Streams[Batch, list[list[Hypothesis]]], Callable[[], object]] | None = None
 
     def run(
+        self, groups: Sequence[tuple[GenerationConfig, Sequence[Job]]], **options: Any
+    ) -> dict[int, list[Hypothesis]]:
+        """The hypotheses of each job, by its number, best first; for the options see `steps`."""
+        return dict(one for some in self.steps(groups, **options) for one in some)
+
+    def steps(
         self,
         groups: Sequence[tuple[GenerationConfig, Sequence[Job]]],
         *,
@@ -134,10 +140,12 @@ class Runner:
         histories: list[History] | None = None,
         dropped: Callable[[int], bool] | None = None,
         heard: Heard | None = None,
-    ) -> dict[int, list[Hypothesis]]:
-        """The hypotheses of each job, by its number, best first. Jobs of a group share their settings. A batch has at
-        most `batch_tokens` tokens, times beams, and `batch_size` jobs. `dropped`: whether a job has been cancelled,
-        asked while it is being decoded. `heard`: called with each sampled token."""
+    ) -> Iterator[Found]:
+        """After each step, the jobs that it finished: their numbers and hypotheses, best first. Jobs of a group share
+        their settings. A batch has at most `batch_tokens` tokens, times beams, and `batch_size` jobs. `dropped`:
+        whether a job has been cancelled, asked while it is being decoded. `heard`: called with each sampled token.
+
+        With several streams all batches are one step, unless somebody listens or may cancel."""
         batches = [batch for config, jobs in groups for batch in self._batches(config, jobs, batch_tokens, batch_size)]
         batches.sort(key=lambda batch: -batch.size)  # the largest first, so that streams end together
         if min(self.streams, len(batches)) > 1 and histories is None and dropped is None and heard is None:
@@ -147,18 +155,16 @@ class Runner:
                 except BaseException:  # some workers may still be running
                     self.close()
                     raise
-        else:
-            found = [self._search(batch, histories, dropped, heard) for batch in batches]
-        results = {
-            job.number: hypotheses
-            for batch, each in zip(batches, found, strict=True)
-            for job, hypotheses in zip(batch.jobs, each, strict=True)
-        }
-        for number, hypotheses in results.items():
-            finite = hypotheses and all(math.isfinite(one.score) for one in hypotheses)
-            if not finite and (dropped is None or not dropped(number)):
-                raise ValueError("the model computes NaN or infinite numbers: its weights are damaged or too large")
-        return results
+            done = [
+                (job.number, hypotheses)
+                for batch, each in zip(batches, found, strict=True)
+                for job, hypotheses in zip(batch.jobs, each, strict=True)
+            ]
+            yield _checked(done, dropped)
+            return
+        for batch in batches:
+            for some in self._steps(batch, histories, dropped, heard):
+                yield _checked([(batch.jobs[place].number, hypotheses) for place, hypotheses in some], dropped)
 
     def close(self) -> None:
         """Stop the streams, if any; the next call restarts them."""
@@ -194,20 +200,26 @@ class Runner:
             self._several = (now, several, weakref.finalize(self, several.close))
         return self._several[1]
 
-    @torch.inference_mode()
-    def _search(
+    def _search(self, batch: Batch) -> list[list[Hypothesis]]:
+        """The hypotheses of each job."""
+        return gathered(self._steps(batch), len(batch.jobs))
+
+    def _steps(
         self,
         batch: Batch,
         histories: list[History] | None = None,
         dropped: Callable[[int], bool] | None = None,
         heard: Heard | None = None,
-    ) -> list[list[Hypothesis]]:
+    ) -> Iterator[Found]:
+        """After each step, the jobs that it finished, by their place in the batch."""
         config = batch.config
         if isinstance(self.starter, ParallelWriter):
-            return self.starter.write(batch.jobs, config)
+            yield list(enumerate(self.starter.write(batch.jobs, config)))
+            return
         copies = _copies(config)
         jobs = [job for job in batch.jobs for _ in range(copies)]
-        start = self.starter.start(jobs, config)
+        with torch.inference_mode():
+            start = self.starter.start(jobs, config)
         stepper, first, limits, rules, eos = start.stepper, start.first, start.limits, start.rules, start.rules.eos
         gone = (lambda row: False) if dropped is None else lambda row: dropped(jobs[row].number)
 
@@ -217,15 +229,40 @@ class Runner:
 
         if config.do_sample:
             names = [_name(job, row % copies) for row, job in enumerate(jobs)]
-            drawn = sample(stepper, first, config, eos=eos, limits=limits, rules=rules, names=names, on_token=on_token)
-            rows = [drawn[place : place + copies] for place in range(0, len(drawn), copies)]
-            return [sorted(some, key=lambda hypothesis: -hypothesis.score) for some in rows]
-        if config.num_beam_groups > 1:
-            return diverse_search(stepper, first, config, eos=eos, limits=limits, rules=rules)
-        if config.num_beams == 1 and histories is None and not rules.look_back:
-            return [[one] for one in greedy(stepper, first, limits=limits, rules=rules, dropped=gone)]
-        into = None if histories is None else [histories[job.number] for job in jobs]
-        return search(stepper, first, config, eos=eos, limits=limits, rules=rules, histories=into, dropped=gone)
+            drawn = sample_steps(
+                stepper, first, config, eos=eos, limits=limits, rules=rules, names=names, on_token=on_token
+            )
+            yield from _by_job(drawn, copies)
+        elif config.num_beam_groups > 1:
+            yield from diverse_steps(stepper, first, config, eos=eos, limits=limits, rules=rules)
+        elif config.num_beams == 1 and histories is None and not rules.look_back:
+            yield from greedy_steps(stepper, first, limits=limits, rules=rules, dropped=gone)
+        else:
+            into = None if histories is None else [histories[job.number] for job in jobs]
+            yield from search_steps(
+                stepper, first, config, eos=eos, limits=limits, rules=rules, histories=into, dropped=gone
+            )
+
+
+def _checked(found: Found, dropped: Callable[[int], bool] | None) -> Found:
+    for number, hypotheses in found:
+        finite = hypotheses and all(math.isfinite(one.score) for one in hypotheses)
+        if not finite and (dropped is None or not dropped(number)):
+            raise ValueError("the model computes NaN or infinite numbers: its weights are damaged or too large")
+    return found
+
+
+def _by_job(steps: Iterator[Found], copies: int) -> Iterator[Found]:
+    """Samples as the hypotheses of their texts, once all of a text are there."""
+    drawn: dict[int, list[tuple[int, Hypothesis]]] = {}
+    for some in steps:
+        ready: Found = []
+        for row, (hypothesis,) in some:
+            rows = drawn.setdefault(row // copies, [])
+            rows.append((row, hypothesis))
+            if len(rows) == copies:
+                ready.append((row // copies, [one for _, one in sorted(rows, key=lambda one: (-one[1].score, one[0]))]))
+        yield ready
 
 
 def _copies(config: GenerationConfig) -> int:

@@ -1,18 +1,26 @@
 """Sampling: draw the next token from those that are likely enough."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from heedful.decoding.beam import Hypothesis
+from heedful.decoding.beam import Found, Hypothesis, gathered, left
 from heedful.decoding.generation import GenerationConfig
 from heedful.decoding.rules import Rules
 from heedful.decoding.stepper import Stepper
 
 
-@torch.inference_mode()
 def sample(
+    stepper: Stepper, first: Tensor, config: GenerationConfig, *, eos: int, limits: list[int], rules: Rules
+) -> list[Hypothesis]:
+    """One text per row; see `sample_steps`."""
+    steps = sample_steps(stepper, first, config, eos=eos, limits=limits, rules=rules)
+    return [drawn for (drawn,) in gathered(steps, len(limits))]
+
+
+@torch.inference_mode()
+def sample_steps(
     stepper: Stepper,
     first: Tensor,
     config: GenerationConfig,
@@ -22,7 +30,7 @@ def sample(
     rules: Rules,
     names: list[int] | None = None,
     on_token: Callable[[int, int, Tensor], bool] = lambda row, token, log_probs: True,
-) -> list[Hypothesis]:
+) -> Iterator[Found]:
     """One text per row. Scores are the model's own log-probabilities, before any truncation. `on_token` is called with
     each token as it is drawn (row, token, log-probabilities of all) and returns whether to continue.
 
@@ -33,14 +41,16 @@ def sample(
     tokens: list[list[int]] = [[] for _ in range(rows)]
     log_probs: list[list[float]] = [[] for _ in range(rows)]
     ended = [False] * rows
-    live, latest = list(range(rows)), first
+    live, latest, length = list(range(rows)), first, 0
+    written = first.new_zeros(rows, 1, max(limits))
     while live:
         raw = stepper.advance(latest)
-        written = torch.tensor([tokens[row] for row in live], dtype=torch.long, device=first.device)[:, None]
-        ruled = rules.apply(raw.clone()[:, None], written.reshape(len(live), 1, -1), live)[:, 0]
+        ruled = rules.apply(raw.clone()[:, None], written[:, :, :length], live)[:, 0]
         probabilities = likely(ruled / config.temperature, config).softmax(-1)
         draws = [torch.multinomial(probabilities[place], 1, generator=chance[row]) for place, row in enumerate(live)]
         latest = torch.cat(draws)
+        written[:, 0, length] = latest
+        length += 1
         going = []
         for place, (row, token) in enumerate(zip(live, latest.tolist(), strict=True)):
             log_probs[row].append(float(raw[place, token]))
@@ -51,17 +61,20 @@ def sample(
                 stopped = rules.stops is not None and rules.stops(tokens[row])
                 if len(log_probs[row]) < limits[row] and wanted and not stopped:
                     going.append(place)
+        over: list[int] = []
         if len(going) < len(live):
+            over = left(live, going)
             live = [live[place] for place in going]
             kept = torch.tensor(going, dtype=torch.long, device=first.device)
-            latest = latest[kept]
+            latest, written = latest[kept], written[kept]
             if live:
                 stepper.select(kept, kept)
-    return [
-        Hypothesis(tokens[row], config.rank(sum(log_probs[row]), len(log_probs[row])), sum(log_probs[row]),
-                   log_probs[row], ended[row])
-        for row in range(rows)
-    ]  # fmt: skip
+        yield [(row, [_hypothesis(tokens[row], log_probs[row], ended[row], config)]) for row in over]
+
+
+def _hypothesis(tokens: list[int], log_probs: list[float], ended: bool, config: GenerationConfig) -> Hypothesis:
+    total = sum(log_probs)
+    return Hypothesis(tokens, config.rank(total, len(log_probs)), total, log_probs, ended)
 
 
 def likely(logits: Tensor, config: GenerationConfig) -> Tensor:

@@ -1,26 +1,28 @@
-"""One engine per model: requests that arrive at about the same time are answered together.
+"""One engine per model: requests join and leave while others are being written.
 
-Streams (threads) take batches from one queue, so that new requests start while others are being written. A batch holds
-requests with the same settings, as many as its token budget allows; a request that is alone waits a moment for others,
-no longer than the latency cap. A disconnected client frees its slot.
+Streams (threads) take batches from one queue. A batch holds requests of similar length with the same settings, as many
+as its token budget allows; a request that is alone waits a moment for others, no longer than the latency cap. Each
+request is answered when it is finished, whatever else is in its batch. A stream writes several batches in turn: see
+`turns.py`. A disconnected client frees its place.
 """
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from heedful.decoding.generation import GenerationConfig
+from heedful.serving.turns import AnswerT, Batch, Job, ReadingT, Settings, Turns
 
 RequestT = TypeVar("RequestT", contravariant=True)
-ReadingT = TypeVar("ReadingT")
-AnswerT = TypeVar("AnswerT", covariant=True)
+SEVERAL = 2  # batches of a kind that a stream writes in turn
+PATIENCE = 10  # times the latency cap: after that, the second one is begun, however few are waiting
+SMALL = 4  # a batch of a long text has this part of the others' tokens
 
 
 class Worker(Protocol[RequestT, ReadingT, AnswerT]):
@@ -34,7 +36,7 @@ class Worker(Protocol[RequestT, ReadingT, AnswerT]):
         """Whether it may be written again after a failure: nobody has heard of its first try."""
         ...
 
-    def write(
+    def steps(
         self,
         readings: Sequence[ReadingT],
         config: GenerationConfig,
@@ -42,7 +44,9 @@ class Worker(Protocol[RequestT, ReadingT, AnswerT]):
         batch_tokens: int,
         dropped: Callable[[int], bool],
         **options: Any,
-    ) -> Sequence[AnswerT]: ...
+    ) -> Iterator[Sequence[tuple[int, AnswerT]]]:
+        """After each step, the answers that it finished, with the places of their readings."""
+        ...
 
 
 class BusyError(Exception):
@@ -58,38 +62,6 @@ class StoppedError(Exception):
 
 class ClosedError(Exception):
     """The engine accepts no more requests."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a request is to be answered. Only requests with equal settings share a batch."""
-
-    config: GenerationConfig
-    alignment: bool = False
-    history: bool = False
-
-    @property
-    def key(self) -> str:
-        return f"{self.config.model_dump_json()} {self.alignment} {self.history}"
-
-    @property
-    def options(self) -> dict[str, bool]:
-        return {name: True for name in ("alignment", "history") if getattr(self, name)}
-
-
-@dataclass(eq=False)
-class Job(Generic[ReadingT, AnswerT]):
-    reading: ReadingT
-    settings: Settings
-    tokens: int
-    arrived: float = field(default_factory=time.monotonic)
-    future: "Future[AnswerT]" = field(default_factory=Future)
-    gone: bool = False
-
-    def give_up(self) -> None:
-        """Cancel it: nobody is waiting for the answer."""
-        self.gone = True
-        self.future.cancel()
 
 
 @dataclass
@@ -118,6 +90,7 @@ class Engine(Generic[RequestT, ReadingT, AnswerT]):
         self.watch = watch or Watch()
         self._queue: deque[Job[ReadingT, AnswerT]] = deque()
         self._changed = threading.Condition()
+        self._idle = 0  # streams that have nothing to write
         self._closed = False
         self._share = max(1, torch.get_num_threads() // streams)
         self._threads = [self._started() for _ in range(streams)]
@@ -160,86 +133,121 @@ class Engine(Generic[RequestT, ReadingT, AnswerT]):
             thread.join()
 
     def _work(self, threads: int) -> None:
-        """Whatever happens to a batch, its requests are answered, and the next batch gets its turn."""
         torch.set_num_threads(threads)
-        while batch := self._next():
-            try:
-                self._answer_pending(batch)
-            except BaseException as error:
-                logging.getLogger("heedful").error("a worker stopped: %r", error, exc_info=error)
-                for job in batch:
-                    if not job.future.done():
-                        job.future.set_exception(StoppedError())
+        turns = Turns()
+        while (jobs := self._next(turns)) or turns.batches:
+            if running := [job for job in jobs if job.future.set_running_or_notify_cancel()]:
+                turns.batches.append(self._begun(running))
+            if turns.batches:
+                self._advance(turns)
 
-    def _next(self) -> list[Job[ReadingT, AnswerT]]:
-        """The next batch; empty when the engine is closed and everything is done."""
+    def _next(self, turns: Turns) -> list[Job[ReadingT, AnswerT]]:
+        """The jobs of a new batch; none if it is not yet time for one, or if the engine is closed and all are done."""
         with self._changed:
             while True:
                 while self._queue and self._queue[0].gone:
                     self._queue.popleft()
-                if not self._queue:
-                    if self._closed:
-                        return []
-                    self._changed.wait()
-                    continue
-                age = time.monotonic() - self._queue[0].arrived
-                if age < self.wait and not self._is_full() and not self._closed:
-                    self._changed.wait(self.wait - age)
-                    continue
-                if batch := self._take():  # empty if all were cancelled meanwhile
-                    return batch
+                now = time.monotonic()
+                first = next((job for job in self._heads() if self._may_begin(job, turns, now)), None)
+                if first is not None:
+                    return self._take(first)
+                if turns.batches or (self._closed and not self._queue):
+                    return []
+                self._idle += 1
+                self._changed.wait(max(0, self.wait - now + self._queue[0].arrived) if self._queue else None)
+                self._idle -= 1
+
+    def _heads(self) -> list[Job[ReadingT, AnswerT]]:
+        """The oldest job of each kind."""
+        found: dict[int, Job[ReadingT, AnswerT]] = {}
+        for job in self._queue:
+            if not job.gone:
+                found.setdefault(job.kind, job)
+        return [*found.values()]
+
+    def _may_begin(self, job: Job[ReadingT, AnswerT], turns: Turns, now: float) -> bool:
+        """Whether to begin a batch with this job: there are others to join it, or it has waited long enough; and the
+        stream is not busy with more of its kind than are waiting."""
+        if turns.batches and self._idle:  # another stream will
+            return False
+        age = now - job.arrived
+        kin = [one for one in self._queue if one.kind == job.kind and not one.gone]
+        if age < self.wait and sum(one.tokens for one in kin) < self._budget(job.settings) and not self._closed:
+            return False
+        running = [batch for batch in turns.batches if batch.kind == job.kind]
+        if len(running) < SEVERAL:
+            return len(kin) >= sum(len(batch.open) for batch in running) or age >= PATIENCE * self.wait
+        return False
 
     def _budget(self, settings: Settings) -> int:
         config = settings.config
         return max(1, self.batch_tokens // (config.num_return_sequences if config.do_sample else config.num_beams))
 
-    def _is_full(self) -> bool:
-        return sum(job.tokens for job in self._queue) >= self._budget(self._queue[0].settings)
-
-    def _take(self) -> list[Job[ReadingT, AnswerT]]:
-        """The oldest job and others with the same settings, within the budget; the rest keep their order."""
-        first = self._queue[0]
-        budget, key, longest = self._budget(first.settings), first.settings.key, 0
-        batch: list[Job[ReadingT, AnswerT]] = []
+    def _take(self, first: Job[ReadingT, AnswerT]) -> list[Job[ReadingT, AnswerT]]:
+        """This job and others of its kind with the same settings, within the budget; the rest keep their order."""
+        budget, key, longest = self._budget(first.settings), first.settings.key, first.tokens
+        taken: list[Job[ReadingT, AnswerT]] = []
         rest: deque[Job[ReadingT, AnswerT]] = deque()
         for job in self._queue:
-            longest_then = max(longest, job.tokens)
             if job.gone:
                 continue
-            if job.settings.key == key and (not batch or longest_then * (len(batch) + 1) <= budget):
-                batch.append(job)
+            longest_then = max(longest, job.tokens)
+            fits = job is first or (longest_then * (len(taken) + 1) <= budget and job.kind == first.kind)
+            if fits and job.settings.key == key:
+                taken.append(job)
                 longest = longest_then
             else:
                 rest.append(job)
         self._queue = rest
-        return batch
+        return taken
 
-    def _answer_pending(self, batch: list[Job[ReadingT, AnswerT]]) -> None:
-        batch = [job for job in batch if job.future.set_running_or_notify_cancel()]
-        if batch:
-            self._answer(batch)
+    def _begun(self, jobs: Sequence[Job[ReadingT, AnswerT]]) -> Batch[ReadingT, AnswerT]:
+        # A text that fills more than a batch is written in small ones: its steps are what others have to wait for.
+        large = sum(job.tokens for job in jobs) > self._budget(jobs[0].settings)
+        batch_tokens = max(1, self.batch_tokens // SMALL) if large else self.batch_tokens
 
-    def _answer(self, batch: list[Job[ReadingT, AnswerT]]) -> None:
-        began = time.monotonic()
-        settings = batch[0].settings
-        try:
-            found = self.worker.write(
-                [job.reading for job in batch],
-                settings.config,
-                batch_tokens=self.batch_tokens,
-                dropped=lambda index: batch[index].gone,
-                **settings.options,
+        def steps() -> Generator[Sequence[tuple[int, AnswerT]], None, None]:
+            yield from self.worker.steps(
+                [job.reading for job in jobs],
+                jobs[0].settings.config,
+                batch_tokens=batch_tokens,
+                dropped=lambda place: jobs[place].gone,
+                **jobs[0].settings.options,
             )
+
+        return Batch(jobs, steps())
+
+    def _advance(self, turns: Turns) -> None:
+        """One step of a batch. Whatever happens in it, its requests are answered, and the others get their turn."""
+        batch = turns.next()
+        began = time.monotonic()
+        try:
+            found = next(batch.steps, None) if batch.wanted else None
         except Exception as error:  # each job is retried alone, so that only the failing one gets the error
-            for job in batch:
-                if len(batch) == 1 or not self.worker.repeatable(job.reading):
-                    job.future.set_exception(error)
-                else:
-                    self._answer([job])
+            turns.remove(batch)
+            turns.batches += self._again(batch, error)
             return
-        for job, answer in zip(batch, found, strict=True):
-            job.future.set_result(answer)
-        self.watch.batch(len(batch), sum(map(self.written, found)), time.monotonic() - began)
+        except BaseException as error:
+            logging.getLogger("heedful").error("a worker stopped: %r", error, exc_info=error)
+            turns.remove(batch)
+            batch.fail(StoppedError())
+            return
+        turns.took(batch, time.monotonic() - began)
+        for place, answer in found or ():
+            batch.answer(place, answer)
+            batch.written += self.written(answer)
+        if found is None or not batch.open:
+            batch.fail(StoppedError())
+            turns.remove(batch)
+            self.watch.batch(len(batch.jobs), batch.written, batch.spent)
+
+    def _again(self, batch: Batch[ReadingT, AnswerT], error: Exception) -> list[Batch[ReadingT, AnswerT]]:
+        jobs = [batch.jobs[place] for place in sorted(batch.open)]
+        alone = len(batch.jobs) == 1
+        for job in jobs:
+            if alone or not self.worker.repeatable(job.reading):
+                job.future.set_exception(error)
+        return [self._begun([job]) for job in jobs if not job.future.done()]
 
 
 class _Choosing(Engine[RequestT, ReadingT, AnswerT]):

@@ -1,11 +1,11 @@
 """LibreTranslate's API, so that its clients work unchanged."""
 
-import html
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from heedful.data.languages import Direction
@@ -16,11 +16,11 @@ from heedful.serving.detection import detect
 from heedful.serving.engine import Settings
 from heedful.serving.limits import RefusedError, bearer
 from heedful.serving.models import NAMES, UNNAMED, Translating
+from heedful.text.markup import Html
+from heedful.text.placing import Links
 from heedful.translator import Translation
 
 MOST_ALTERNATIVES = 8
-TAG = re.compile(r"<(?:!--|(?P<raw>script|style)\b|[a-z/!?])", re.IGNORECASE)
-RAW_END = re.compile(r"</(?:script|style)\b", re.IGNORECASE)
 STRING = {"type": "string"}
 ASKED = {
     "q": {"oneOf": [STRING, {"type": "array", "items": STRING}], "description": "a text or a list of texts"},
@@ -118,7 +118,8 @@ def routes(context: Context) -> APIRouter:
 async def _translate(
     context: Context, request: Request, texts: list[str], sources: list[str], target: str, form: str, count: int
 ) -> list[tuple[str, list[str]]]:
-    """(best, alternatives) of each text. Texts in one language are submitted together, split at lines and tags."""
+    """(best, alternatives) of each text. Texts in one language are submitted together, split at lines, or HTML
+    at what separates sentences."""
     config = GenerationConfig(num_beams=max(4, count + 1), num_return_sequences=count + 1)
     found: list[tuple[str, list[str]]] = [("", [])] * len(texts)
     for source in dict.fromkeys(sources):
@@ -128,15 +129,16 @@ async def _translate(
             for place in places:
                 found[place] = (texts[place], [])
             continue
-        pieces = [_Pieces(texts[place], form) for place in places]
+        given = await run_in_threadpool(_given, [texts[place] for place in places], form)
         model, direction = known
         spoken = direction if model.translator.languages.layout else ("", "")
-        asked = [Text(part, source=spoken[0], target=spoken[1]) for piece in pieces for part in piece.parts]
-        results = await context.translate(request, model, asked, Settings(config)) if asked else []
+        asked = [Text(part, source=spoken[0], target=spoken[1]) for one in given for part in one.texts]
+        settings = Settings(config, links=any(tagged for one in given for tagged in one.tagged))
+        results = await context.translate(request, model, asked, settings) if asked else []
         start = 0
-        for place, piece in zip(places, pieces, strict=True):
-            end = start + len(piece.parts)
-            found[place] = piece.join(results[start:end], count)
+        for place, one in zip(places, given, strict=True):
+            end = start + len(one.texts)
+            found[place] = await run_in_threadpool(_joined, one, results[start:end], count)
             start = end
     return found
 
@@ -156,63 +158,34 @@ def _model(context: Context, source: str, target: str) -> tuple[Translating, Dir
     raise RefusedError(400, f"{target} is not available as a target language from {source}")
 
 
-def split_tags(text: str) -> list[str]:
-    """Alternating text and tags, text first. Comments count as tags, as do script and style elements as a whole."""
-    pieces, start = [], 0
-    while (found := TAG.search(text, start)) and (end := _tag_end(text, found)):
-        pieces += [text[start : found.start()], text[found.start() : end]]
-        start = end
-    return [*pieces, text[start:]]
+class _Lines:
+    """A text, line by line. Empty lines, and the white space around the others, are kept."""
+
+    def __init__(self, text: str) -> None:
+        self._frame: list[str | int] = []
+        self.texts: list[str] = []
+        for line in re.split(r"(\r?\n)", text):
+            inner = line.strip()
+            before, _, after = line.partition(inner) if inner else (line, "", "")
+            self._frame += [before, len(self.texts), after] if inner else [before]
+            self.texts += [inner] if inner else []
+        self.tagged = [False] * len(self.texts)
+
+    def join(self, translations: Sequence[str], links: Sequence[Links | None]) -> str:
+        return "".join(piece if isinstance(piece, str) else translations[piece] for piece in self._frame)
 
 
-def _tag_end(text: str, found: "re.Match[str]") -> int:
-    """The index after the tag; 0 if it is not closed."""
-    if found.group() == "<!--":
-        return _after(text, "-->", found.end())
-    closing = RAW_END.search(text, found.end()) if found["raw"] else found
-    return _after(text, ">", closing.end()) if closing else 0
+def _given(texts: Sequence[str], form: str) -> "list[Html | _Lines]":
+    """What there is to translate. The worst HTML takes half a second, in which others should be answered."""
+    return [Html(text) if form == "html" else _Lines(text) for text in texts]
 
 
-def _after(text: str, mark: str, start: int) -> int:
-    place = text.find(mark, start)
-    return place + len(mark) if place >= 0 else 0
-
-
-class _Pieces:
-    """A text split into lines, and HTML also at tags; white space and tags are kept in place."""
-
-    def __init__(self, text: str, form: str) -> None:
-        self.html = form == "html"
-        whole = split_tags(text) if self.html else [text]
-        self.frame: list[str | tuple[str, int, str]] = []
-        self.parts: list[str] = []
-        for place, piece in enumerate(whole):
-            if place % 2:
-                self.frame.append(piece)
-            else:
-                for line in re.split(r"(\r?\n)", piece):
-                    self._add(line)
-
-    def _add(self, line: str) -> None:
-        inner = line.strip()
-        if not inner or (self.html and not any(map(str.isalnum, html.unescape(inner)))):
-            self.frame.append(line)
-            return
-        before, after = line[: line.index(inner)], line[line.index(inner) + len(inner) :]
-        self.frame.append((before, len(self.parts), after))
-        self.parts.append(html.unescape(inner) if self.html else inner)
-
-    def join(self, found: Sequence[Translation], count: int) -> tuple[str, list[str]]:
-        best = self._join([one.text for one in found])
-        if len(self.parts) != 1:  # alternatives of several parts: too many combinations
-            return best, []
-        return best, [self._join([one.text]) for one in found[0].alternatives[:count]]
-
-    def _join(self, texts: Sequence[str]) -> str:
-        made = [html.escape(text, quote=False) if self.html else text for text in texts]
-        return "".join(
-            piece if isinstance(piece, str) else piece[0] + made[piece[1]] + piece[2] for piece in self.frame
-        )
+def _joined(given: Html | _Lines, found: Sequence[Translation], count: int) -> tuple[str, list[str]]:
+    """(the best translation, alternatives)"""
+    best = given.join([one.text for one in found], [one.alignment for one in found])
+    if len(found) != 1:  # alternatives of several parts: too many combinations
+        return best, []
+    return best, [given.join([one.text], [one.alignment]) for one in found[0].alternatives[:count]]
 
 
 def _guesses(context: Context, texts: list[str], source: str) -> list[tuple[str, float]]:

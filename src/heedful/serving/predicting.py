@@ -87,7 +87,7 @@ class Predictor:
     def repeatable(self, reading: ReadLine) -> bool:
         return True
 
-    def write(
+    def steps(
         self,
         readings: Sequence[ReadLine],
         config: GenerationConfig,
@@ -95,16 +95,13 @@ class Predictor:
         batch_tokens: int,
         dropped: Callable[[int], bool],
         **options: Any,
-    ) -> list[Any]:
-        """A dict for each line, or a vector. Cancelled ones are not read."""
-        found: list[Any] = [None] * len(readings)
+    ) -> Iterator[list[tuple[int, Any]]]:
+        """A dict for each line, or a vector: predictions are one step, vectors another. Cancelled ones are not read."""
         for vector in (False, True):
             places = [place for place, one in enumerate(readings) if one.line.vector == vector and not dropped(place)]
             if places:
                 answers = self._answers([readings[place].line for place in places], vector=vector)
-                for place, answer in zip(places, answers, strict=True):
-                    found[place] = answer
-        return found
+                yield list(zip(places, answers, strict=True))
 
     def _answers(self, lines: Sequence[Line], *, vector: bool) -> Sequence[Any]:
         texts = [line.text for line in lines]
