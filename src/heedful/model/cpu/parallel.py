@@ -219,7 +219,7 @@ class _Work:
         if additive is not None:
             hides = (additive.data_ptr(), additive.stride(0) if len(additive) > 1 else 0,
                      additive.stride(2) if additive.shape[2] > 1 else 0)  # fmt: skip
-        rest = (self.sums, batch, heads, queries, keys, head, scale, False, self.scratch, self.threads, 0, 1.0, 0)
+        rest = (self.sums, batch, heads, 1, queries, keys, head, scale, False, self.scratch, self.threads, 0, 1.0, 0)
         kernels.NATIVE.attend(*views, *to, *hides, *rest)
 
 

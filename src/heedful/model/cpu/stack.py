@@ -32,7 +32,7 @@ class Stack:
         self.read = [reads[key] for key in keys if key in reads]
         windows = [layer.attention.window or 0 for layer in plan.layers]
         self.layers = Layers(_style(plan), [maps[key] for key in keys], [_norms(one) for one in plan.layers], windows)
-        self.known_positions = floats(0, self.width)
+        self.known_positions = floats(0, self.width)  # as these grow, another thread may set them meanwhile
         self.known_turns = floats(0, self.layers.head)
         self.known_biases = floats(self.layers.heads, 0)
 
@@ -50,21 +50,23 @@ class Stack:
         rotation = self.plan.position.rotation
         if rotation is None:
             return None
-        if count > len(self.known_turns):
+        known = self.known_turns
+        if count > len(known):
             half = self.layers.head // 2
             cosines, sines = (part.flatten(0, -2)[:, :half].float() for part in rotation(torch.arange(count)[None]))
-            self.known_turns = torch.cat([cosines, sines], dim=1).contiguous()
-        return self.known_turns
+            self.known_turns = known = torch.cat([cosines, sines], dim=1).contiguous()
+        return known
 
     def biases(self, count: int) -> Tensor | None:
         """What is added to the scores, by distance: heads count, that of the newest token last. None = nothing."""
         bias = self.plan.position.bias
         if bias is None:
             return None
-        if count > self.known_biases.shape[1]:
+        known = self.known_biases
+        if count > known.shape[1]:
             found = bias(torch.tensor([[count - 1]]), torch.arange(count)[None])
-            self.known_biases = found[0, :, 0].float().contiguous()
-        return self.known_biases
+            self.known_biases = known = found[0, :, 0].float().contiguous()
+        return known
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """The vectors of tokens at these positions, which repeat for each sentence: rows width."""
