@@ -36,7 +36,7 @@ ENGINES = {"train": ["heedful", "torch"], "one": ["heedful", "ctranslate2"], "ba
            "serve": ["heedful"]}  # fmt: skip
 UNITS = {"train": "steps/s", "one": "sentences/s", "batch": "sentences/s", "serve": "requests/s"}
 FAIR = {"one": 2 / 3, "two": 1 / 2, "own": 1 / 2}  # for two threads on two cores
-QUIET, TRIES = 0.1, 4  # the part of a core that other programs may take, or a measurement is repeated
+QUIET, TRIES = 0.1, 2  # the part of a core that other programs may take, or a measurement is repeated
 COUNTING = "n = 0\nwhile True: n += 1"
 
 

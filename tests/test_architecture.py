@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "heedful"
 
 # From the ground up; what stands on one line does not know its neighbours. A part may know every line above it.
 LEVELS = [
-    {"bounded", "files", "memory", "parts", "processors"},
+    {"bounded", "files", "memory", "parts", "processors", "startup"},
     {"config", "threads"},
     {"busy"},
     {"text", "model", "mini"},
