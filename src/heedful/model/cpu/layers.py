@@ -238,9 +238,7 @@ class Layers:
         scratch = self._scratch(tokens, attention_room(length, self.head))
         given = (x, scratch, firsts, turns, biases)
         sizes = (rows, texts.slots, texts.room, length, far)
-        kernels.NATIVE.read_prompts(
-            self.style_at, self._threads(tokens), texts.table_at, *map(address, given), *sizes
-        )
+        kernels.NATIVE.read_prompts(self.style_at, self._threads(tokens), texts.table_at, *map(address, given), *sizes)
 
 
 def _is_whole(x: Tensor) -> bool:
