@@ -209,7 +209,7 @@ def ours(size: str, engine: str, beam: int, batch: int) -> Work:
     class Numbers:
         """A stand-in for a tokenizer: a text is its token ids."""
 
-        start, eos, pad, unk, never = PAD, EOS, PAD, None, (PAD,)
+        start, eos, pad, unk, never, lengths = PAD, EOS, PAD, None, (PAD,), ()
 
         def encode(self, texts: list[str]) -> list[list[int]]:
             return [list(map(int, text.split())) for text in texts]

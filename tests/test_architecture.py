@@ -9,8 +9,9 @@ PACKAGE = Path(__file__).parents[1] / "src" / "heedful"
 
 # From the ground up; what stands on one line does not know its neighbours. A part may know every line above it.
 LEVELS = [
-    {"bounded", "files", "memory", "parts"},
-    {"config"},
+    {"bounded", "files", "memory", "parts", "processors", "startup"},
+    {"config", "threads"},
+    {"busy"},
     {"text", "model", "mini"},
     {"data", "families", "adapters", "evaluation", "objectives", "preferences"},
     {"bank"},
@@ -32,7 +33,7 @@ LEVELS = [
 ONLY = {
     "text": {"bounded", "config", "files"},
     "mini": {"files"},
-    "model": {"bounded", "config"},
+    "model": {"bounded", "busy", "config"},
     "data": {"bounded", "config", "files", "text"},
     "evaluation": {"text"},
     "families": {"config", "model"},

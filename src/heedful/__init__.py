@@ -6,6 +6,8 @@ does not change without a line in the changelog.
 
 from typing import TYPE_CHECKING, TypeVar, overload
 
+from heedful import threads as threads  # first of all: it must come before torch
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
@@ -62,11 +64,13 @@ def load(
     """
     from pathlib import Path
 
+    from heedful import busy
     from heedful import parts as own_parts
     from heedful.checkpoint import read_config
     from heedful.config import parse
     from heedful.tasks import TaskConfig
 
+    busy.watch()
     for name in [parts] if isinstance(parts, str | Path) else parts:
         own_parts.use(str(name))
     task = parse(TaskConfig, read_config(Path(folder)).get("task") or "translation")
@@ -101,11 +105,13 @@ def train(
     import json
     from pathlib import Path
 
+    from heedful import busy
     from heedful.data.prepare import default_cache
     from heedful.training.files import arranged, replayed
     from heedful.training.recipe import read_recipe
     from heedful.training.run import train as run
 
+    busy.watch()
     words = [f"start_from={start_from}"] if start_from else []
     words += [f"{key}={json.dumps(value)}" for key, value in (changes or {}).items()]
     files, held_valid, held_test = (

@@ -19,9 +19,6 @@ from torch import Tensor
 from heedful.adapters import AdapterConfig, install
 from heedful.bounded import Held, header, opening, read_object, refuse_infinite, regular
 from heedful.data.digest import file_digest
-from heedful.exchange import hugging_face, published
-from heedful.exchange.gguf import is_gguf
-from heedful.exchange.sentence_transformers import body
 from heedful.files import write_text
 from heedful.model.architecture import ArchitectureConfig, Model
 from heedful.model.create import layout, layout_within
@@ -72,6 +69,8 @@ def is_ours(place: Path) -> bool:
         raise ValueError(f"start_from: there is no folder {place}")
     if (place / "config.yaml").is_file():
         return True
+    from heedful.exchange import published
+
     if not published.is_published(place):
         raise ValueError(f"start_from: {place} is neither a Heedful folder (config.yaml) nor {published.LAYOUTS}")
     return False
@@ -79,6 +78,8 @@ def is_ours(place: Path) -> bool:
 
 def digest_of(place: Path) -> str:
     """A digest of the weights of a folder or file; of an adapter's, with that of its base."""
+    from heedful.exchange import published  # imported where it is used: most folders are ours
+
     files = sorted(place.glob("*.safetensors")) if is_ours(place) else published.weight_files(place)
     found = [file_digest(regular(file)) for file in files if not file.name.startswith("shortlist")]
     return " ".join([*found, *([base_of(place).digest] if is_adapter(place) else [])])
@@ -90,6 +91,10 @@ def weights_of(
     """The weights under our names, and the names of those that have none here. A published file may contain heads that
     its config.json does not name, such as BERT's pooler beside the head for masked words: these are found too. `load`:
     opens a Heedful folder."""
+    from heedful.exchange import hugging_face, published
+    from heedful.exchange.gguf import is_gguf
+    from heedful.exchange.sentence_transformers import body
+
     if is_ours(place):
         return load(place).state_dict(), []
     with warnings.catch_warnings():

@@ -35,7 +35,6 @@ from heedful.decoding.runner import Request, Runner
 from heedful.decoding.shortlist import Shortlist
 from heedful.decoding.stops import until
 from heedful.decoding.streams import cores
-from heedful.evaluation.metrics import consensus
 from heedful.model.architecture import ParallelSequenceToSequence, SequenceToSequence
 from heedful.model.int8 import quantize_int8
 from heedful.text.parts import join, words_of_parts
@@ -385,12 +384,14 @@ class Translator:
         split: bool | None = None,
     ) -> list[Translation]:
         """Of `num_return_sequences` samples, the one most like the others (minimum Bayes risk with chrF)."""
+        from heedful.evaluation import metrics
+
         config = config.model_copy(update={"do_sample": True})
         found = []
         for drawn in self.translate_all(texts, config, batch_tokens=batch_tokens, split=split):
             first = Alternative(drawn.text, drawn.score, drawn.tokens, drawn.token_log_probs, drawn.ended)
             every = [first, *drawn.alternatives]
-            best = every[consensus([one.text for one in every])]
+            best = every[metrics.consensus([one.text for one in every])]
             found.append(Translation(**vars(best), warnings=drawn.warnings))
         return found
 

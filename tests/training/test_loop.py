@@ -511,3 +511,22 @@ def test_the_logged_loss_says_whether_it_is_smoothed(corpus, tmp_path, capfd):
                      for name in ("smooth", "plain"))  # fmt: skip
     assert smooth[0]["nll"] == pytest.approx(plain[0]["loss"], rel=1e-4)  # the first step has the same weights
     assert smooth[0]["nll"] != smooth[0]["loss"] and "nll" not in plain[0]
+
+
+def test_the_rate_shown_is_that_of_all_steps_since_the_last_line(corpus, tmp_path, monkeypatch):
+    """With a clock that makes step number n take n seconds."""
+    monkeypatch.setattr(loop.time, "monotonic", lambda: clock["now"])
+    clock, tokens, counted = {"now": 0.0}, [], loop.tokens_in
+    plain = loop.Trainer._apply
+
+    def slower_and_slower(self, loss):
+        clock["now"] += self.progress.step
+        return plain(self, loss)
+
+    monkeypatch.setattr(loop.Trainer, "_apply", slower_and_slower)
+    monkeypatch.setattr(loop, "tokens_in", lambda batch: tokens.append(counted(batch)) or tokens[-1])
+    run(corpus, tmp_path / "run", "training.log_every=7", "training.steps=14")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rates = {line["step"]: line["tokens_per_second"] for line in lines if "loss" in line}
+    expected = {1: tokens[0], 7: sum(tokens[1:7]) / sum(range(2, 8)), 14: sum(tokens[7:14]) / sum(range(8, 15))}
+    assert rates == pytest.approx(expected)

@@ -66,6 +66,7 @@ def examine() -> dict[str, Any]:
     from heedful import __version__
     from heedful.data.prepare import default_cache
     from heedful.model.cpu.kernels import MISSING, NATIVE
+    from heedful.threads import SETTLED
     from heedful.training.plan import free_memory
     from heedful.training.precision import choose
 
@@ -76,7 +77,9 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "processor": _processor(),
-        "cores": f"{os.cpu_count()}, of which torch uses {torch.get_num_threads()}",
+        "cores": os.cpu_count(),
+        "threads": f"{torch.get_num_threads()} ({SETTLED.why})",
+        "waiting": SETTLED.waiting,
         "kernels": f"torch only ({MISSING})" if NATIVE is None else f"native, for {NATIVE.PROCESSOR}",
         "memory free": f"{free / 2**30:.1f} GiB" if free else "unknown",
         "GPU": ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) or "none",

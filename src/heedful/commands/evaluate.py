@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful import startup
 from heedful.commands.languages import From, To, check_languages
 from heedful.commands.options import Parts
 
@@ -64,6 +65,8 @@ def evaluate(
       heedful evaluate runs/many de-fr.tsv --from de --to fr
     """
     import heedful
+
+    startup.load("heedful.translator")
     from heedful.checkpoint import read_config
 
     asked: dict[str, Any] = {"quantize": quantize, "shortlist": shortlist, "streams": streams}

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from heedful import startup
 from heedful.commands.lines import reading
 from heedful.commands.options import Parts, generation_options
 
@@ -30,6 +31,7 @@ def generate(
 
       heedful generate runs/book --greedy --max-new-tokens 50 < prompt.txt
     """
+    startup.load("heedful.generator")
     from heedful.config import parse
     from heedful.decoding.generation import GenerationConfig
     from heedful.generator import load

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from heedful import __version__
+from heedful import __version__, busy
 from heedful.commands.answer import answer
 from heedful.commands.chat import chat
 from heedful.commands.compare import compare
@@ -87,6 +87,7 @@ def options(
 
 def main() -> None:
     keep_freed_memory()
+    busy.watch()
     _write_utf8()
     try:
         sys.argv[1:] = understood(sys.argv[1:])

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from heedful import startup
 from heedful.commands.languages import From, To
 from heedful.commands.options import Parts
 
@@ -74,6 +75,7 @@ def serve(
         from heedful.serving.server import create_app, log_to_stderr
     except ModuleNotFoundError as error:
         raise ValueError(f"serving needs {error.name}: pip install 'heedful[serve]'") from None
+    startup.load("heedful.serving.models")
     from heedful.serving.context import Context, Options
     from heedful.serving.limits import Keys, allowed_hosts, check_origin, read_keys
     from heedful.serving.metrics import Metrics

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from heedful import startup
 from heedful.commands.options import Parts
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def train(
 
       torchrun --nproc-per-node 2 -m heedful train pairs.tsv --out runs/my-model
     """
+    startup.load("heedful.training.run")
     from heedful.data.prepare import default_cache
     from heedful.training.files import arranged, replayed
     from heedful.training.parallel import exit_now

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful import startup
 from heedful.commands.languages import From, Length, To, check_languages
 from heedful.commands.lines import as_line, chunks, progress, reading, refuse_overwriting
 from heedful.commands.options import Parts, generation_options
@@ -89,6 +90,7 @@ def translate(
 
       echo "The screw is loose." | heedful translate runs/my-model --required Schraube
     """
+    startup.load("heedful.translator")
     from heedful.config import parse
     from heedful.decoding.generation import GenerationConfig
     from heedful.translator import load

@@ -3,10 +3,12 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from sacrebleu.metrics import BLEU, CHRF, TER
+from typing import TYPE_CHECKING
 
 from heedful.text.words import HAN, UNSPACED, words
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics import BLEU  # imported where it is used: a training does not start with it
 
 TOKENIZERS = ("13a", "zh", "ja-mecab", "ko-mecab", "char", "intl", "none", "flores101", "flores200")
 METRICS = ("chrf", "bleu")  # that single sentences are scored by
@@ -53,6 +55,8 @@ def score(
 ) -> dict[str, Score]:
     """BLEU, chrF, TER and exact match. `references`: one list, as long as the hypotheses, per set of references. For
     `language` and `tokenize` see `tokenization`; Chinese and Japanese also set TER's tokenizer."""
+    from sacrebleu.metrics import CHRF, TER
+
     for reference in references:
         if len(reference) != len(hypotheses):
             raise ValueError(
@@ -103,6 +107,8 @@ def _common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
 
 def sentence_scores(metric: str, hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
     """chrF or BLEU of each text alone. BLEU of a text counts only the n-grams that it is long enough to have."""
+    from sacrebleu.metrics import BLEU, CHRF
+
     names = tokenization(references).name if metric == "bleu" else ""
     one = CHRF() if metric == "chrf" else BLEU(tokenize=names, effective_order=True)
     return [float(one.sentence_score(text, [other]).score) for text, other in zip(hypotheses, references, strict=True)]
@@ -110,6 +116,8 @@ def sentence_scores(metric: str, hypotheses: Sequence[str], references: Sequence
 
 def consensus(texts: Sequence[str]) -> int:
     """The index of the text most similar to the others, by chrF: minimum Bayes risk (Kumar and Byrne 2004)."""
+    from sacrebleu.metrics import CHRF
+
     metric = CHRF()
     likeness = [
         sum(metric.sentence_score(text, [other]).score for place, other in enumerate(texts) if place != index)
@@ -118,7 +126,9 @@ def consensus(texts: Sequence[str]) -> int:
     return max(range(len(texts)), key=likeness.__getitem__)
 
 
-def _bleu(tokenizer: str) -> BLEU:
+def _bleu(tokenizer: str) -> "BLEU":
+    from sacrebleu.metrics import BLEU
+
     try:
         return BLEU(tokenize=tokenizer, force=True)
     except (RuntimeError, ImportError) as error:  # some need a package that is not installed
@@ -127,6 +137,8 @@ def _bleu(tokenizer: str) -> BLEU:
 
 def quick_score(hypotheses: Sequence[str], references: Sequence[str], *, tokenizer: str = "13a") -> dict[str, float]:
     """BLEU, chrF and exact match as plain numbers, for validation during training."""
+    from sacrebleu.metrics import CHRF
+
     stream = [list(references)]
     matches = sum(text.strip() == other.strip() for text, other in zip(hypotheses, references, strict=True))
     return {

@@ -16,6 +16,22 @@ from heedful.bounded import read_text
 from heedful.files import write_text
 
 
+class Pace:
+    """Tokens per second of all steps since it was last asked: a single step says little, least of all on a busy
+    machine. What lies between steps, such as validation, does not count."""
+
+    def __init__(self) -> None:
+        self._tokens, self._seconds = 0, 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self._tokens, self._seconds = self._tokens + tokens, self._seconds + seconds
+
+    def since_last(self) -> float:
+        rate = self._tokens / max(1e-9, self._seconds)
+        self._tokens, self._seconds = 0, 0.0
+        return rate
+
+
 class Journal:
     """Silent in all processes but the main one."""
 

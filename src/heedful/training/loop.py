@@ -23,7 +23,7 @@ from heedful.checkpoint import Checkpoint, prune, save_checkpoint, save_weights,
 from heedful.model.architecture import Model
 from heedful.tasks import Batch, State, Task
 from heedful.training.anchor import Anchor
-from heedful.training.journal import Journal
+from heedful.training.journal import Journal, Pace
 from heedful.training.optimizer import build_optimizer, optimizer_state, restore_optimizer
 from heedful.training.parallel import World
 from heedful.training.precision import Precision
@@ -81,7 +81,7 @@ class Trainer:
         if hasattr(task, "equip"):
             task.equip(self.model)
             self.model.to(world.device)
-        self.progress = Progress()
+        self.progress, self.pace = Progress(), Pace()
         self.states: dict[int, State] = {}  # what the task carries from step to step, per micro-batch
         if only is not None:  # and what only training needs
             only = {*only, *(name for name in state_of(self.model) if name.partition(".")[0] in self.model.aside)}
@@ -255,6 +255,7 @@ class Trainer:
         count = next(iter(counts.values()))
         tokens = int(self.world.total(sum(map(tokens_in, parts)) if mine else 0))
         progress.tokens += tokens
+        self.pace.add(tokens, time.monotonic() - began)
         if progress.step % config.log_every == 0 or progress.step == 1:
             best = f"best {config.metric} {progress.best:.3f}" if progress.best is not None else ""
             # A collective call: all processes make it, including those without rows, whose sum is 0.
@@ -269,7 +270,7 @@ class Trainer:
                 **({f"loss_{name}": value for name, value in terms.items()} if len(terms) > 1 else {}),
                 learning_rate=rate,
                 norm=norm,
-                tokens_per_second=tokens / (time.monotonic() - began),
+                tokens_per_second=self.pace.since_last(),
                 skipped=progress.skipped,
             )
 

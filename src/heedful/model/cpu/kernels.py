@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from heedful import busy
+
 VERSION = 9  # as in native/native.c: raise both when the interface changes
 PANEL = 16  # outputs per panel, as in native/product.h
 
@@ -131,7 +133,16 @@ class Panels:
         rows = x.numel() // self.depth
         rounded = None if self.scales is None else floats(rows * (2 + self.depth // 2))
         weights = (self.values.data_ptr(), address(self.scales), address(self.bias), self.depth, self.columns)
-        NATIVE.product(*weights, x.data_ptr(), y.data_ptr(), rows, add, relu, torch.get_num_threads(), address(rounded))
+        NATIVE.product(
+            *weights,
+            x.data_ptr(),
+            y.data_ptr(),
+            rows,
+            add,
+            relu,
+            threads(rows * self.depth * self.columns),
+            address(rounded),
+        )
 
     def rows(self, numbers: Tensor) -> Tensor:
         """Rows of W."""
@@ -242,7 +253,12 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, rms: bool, eps: floa
         raise ValueError(f"a norm of {described(weight)} does not fit {described(x)}")
     if bias is not None and (bias.shape != (width,) or not is_plain(bias)):
         raise ValueError(f"a bias of {described(bias)} does not fit {described(x)}")
-    NATIVE.norm(weight.data_ptr(), address(bias), rms, eps, x.data_ptr(), rows, width, torch.get_num_threads())
+    NATIVE.norm(weight.data_ptr(), address(bias), rms, eps, x.data_ptr(), rows, width, threads(x.numel()))
+
+
+def threads(operations: int) -> int:
+    """How many threads are to do this: fewer where the machine is busy. Results do not depend on it."""
+    return busy.few(operations, torch.get_num_threads())
 
 
 def attention_room(keys: int, head: int) -> int:
@@ -283,7 +299,7 @@ def log_softmax(x: Tensor) -> Tensor:
     if not suits(x) or not x.numel():
         return x.float().log_softmax(-1)
     assert NATIVE is not None
-    NATIVE.log_softmax(x.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], torch.get_num_threads())
+    NATIVE.log_softmax(x.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], threads(x.numel()))
     return x
 
 
@@ -306,5 +322,5 @@ def largest(x: Tensor, count: int, offsets: Tensor | None = None) -> tuple[Tenso
     if offsets is not None:
         offsets = offsets.to("cpu", torch.float32).contiguous()
     to = (values.data_ptr(), indices.data_ptr())
-    NATIVE.largest(x.data_ptr(), address(offsets), rows, beams, size // beams, count, *to, torch.get_num_threads())
+    NATIVE.largest(x.data_ptr(), address(offsets), rows, beams, size // beams, count, *to, threads(x.numel()))
     return values, indices

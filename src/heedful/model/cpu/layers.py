@@ -128,6 +128,9 @@ class Layers:
     def _scratch(self, rows: int, more: int = 0) -> Tensor:
         return floats(rows * self.row + more)
 
+    def _threads(self, rows: int) -> int:
+        return kernels.threads(rows * self.width * self.hidden)
+
     def encode(self, x: Tensor, additive: Tensor) -> None:
         """Run an encoder in place. x: (sentences source) width; additive: sentences source, added to the scores, padded
         with -inf to a multiple of eight."""
@@ -143,7 +146,7 @@ class Layers:
         more = max(2 * additive.numel() * width, attention_room(source, self.head))
         scratch = self._scratch(rows, more)
         at = (self.table_at, x.data_ptr(), scratch.data_ptr(), additive.data_ptr(), 0)
-        kernels.NATIVE.encode(self.style_at, torch.get_num_threads(), *at, sentences, source)
+        kernels.NATIVE.encode(self.style_at, self._threads(rows), *at, sentences, source)
 
     def encode_packed(self, x: Tensor, lengths: Tensor) -> None:
         """Run an encoder in place on sentences of these lengths, one after the other without padding. x: rows width"""
@@ -159,7 +162,7 @@ class Layers:
         longest = max(1, int(lengths.max()))
         scratch = self._scratch(rows, attention_room(longest, head))
         at = (self.table_at, x.data_ptr(), scratch.data_ptr(), 0, starts.data_ptr())
-        kernels.NATIVE.encode(self.style_at, torch.get_num_threads(), *at, len(lengths), longest)
+        kernels.NATIVE.encode(self.style_at, self._threads(rows), *at, len(lengths), longest)
 
     def step(
         self,
@@ -201,7 +204,7 @@ class Layers:
         scratch = self._scratch(rows)
         given = (x, scratch, additive, origin, starts, turns, biases)
         sizes = (rows, sentences, source, texts.slots, texts.room, length, far)
-        kernels.NATIVE.step(self.style_at, torch.get_num_threads(), texts.table_at, *map(address, given), *sizes)
+        kernels.NATIVE.step(self.style_at, self._threads(rows), texts.table_at, *map(address, given), *sizes)
 
     def read_prompts(
         self,
@@ -235,9 +238,7 @@ class Layers:
         scratch = self._scratch(tokens, attention_room(length, self.head))
         given = (x, scratch, firsts, turns, biases)
         sizes = (rows, texts.slots, texts.room, length, far)
-        kernels.NATIVE.read_prompts(
-            self.style_at, torch.get_num_threads(), texts.table_at, *map(address, given), *sizes
-        )
+        kernels.NATIVE.read_prompts(self.style_at, self._threads(tokens), texts.table_at, *map(address, given), *sizes)
 
 
 def _is_whole(x: Tensor) -> bool:
