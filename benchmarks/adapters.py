@@ -83,15 +83,15 @@ def rows(file: Path, count: int) -> list[tuple[str, str]]:
 
 def train(file: Path, out: Path, steps: int, *, base: Path | None = None, method: str = "full") -> None:
     """By the command, so that the memory in metrics.jsonl is that of this training."""
-    every = max(1, steps // 5)
+    every = max(1, steps // 2)
     words = [f"training.steps={steps}", f"training.validate_every={every}", f"training.save_every={every}"]
+    words += [f"training.warmup={max(1, steps // 10)}", "training.schedule=linear"]
     words += ["training.samples=0", "training.average=false", "data.source_language=en", "data.target_language=fr"]
     if base is not None:
-        words += ["--start-from", str(base), f"training.learning_rate={RATES[method]}", "training.schedule=linear"]
-        words += [f"training.warmup={max(1, steps // 10)}", "training.batch_tokens=2048"]
+        words += ["--start-from", str(base), f"training.learning_rate={RATES[method]}", "training.batch_tokens=1024"]
         words += [f"adapter={json.dumps(METHODS[method])}"] if METHODS[method] else []
     else:
-        words += ["tokenizer.vocab=6000", "training.warmup=400", "training.learning_rate=0.002"]
+        words += ["tokenizer.vocab=4000", "training.learning_rate=0.002", "training.batch_tokens=2048"]
     command = [sys.executable, "-m", "heedful", "train", str(file), "--out", str(out), *words]
     subprocess.run(command, check=True, stdout=sys.stderr)
 

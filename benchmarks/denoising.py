@@ -206,6 +206,7 @@ def rate(name: str, steps: int, turn: int, options: argparse.Namespace) -> float
         "training.steps": steps, "training.batch_tokens": 4096, "training.samples": 0, "training.label_smoothing": 0.0,
         "training.validate_every": steps, "training.save_every": steps, "training.average": False,
         "tokenizer.file": str(options.out / "tokenizer.json"), "data.max_length": 128,
+        "data.held_out": 100,
     } | ({} if plain else {f"task.{key}": value for key, value in NOISES[name].items()})  # fmt: skip
     recipe_name = "tiny" if plain else "denoise"
     heedful.train(file, out=folder, recipe=recipe_name, changes=keys)

@@ -2,8 +2,9 @@
 
     python benchmarks/from_nothing.py DATA_FOLDER --only sst2 trec6 --sizes 500 2000 0
 
-DATA_FOLDER contains sst2/ and trec6/ with train.tsv and test.tsv: label, text. A size of 0 means all rows. With
---start-from, a model pre-trained by `heedful train --recipe masked-lm` is one more column.
+DATA_FOLDER contains sst2/ and trec6/ with train.tsv and test.tsv: label, text. A size of 0 means all rows; of these,
+Heedful holds out one in ten to choose the best step, and TF-IDF learns from all. With --start-from, a model pre-trained
+by `heedful train --recipe masked-lm` is one more column.
 """
 
 import argparse
@@ -73,7 +74,7 @@ def heedful(rows: Rows, test: Path, start: Path | None, seed: int, keys: list[st
         train, out = Path(folder) / "train.tsv", Path(folder) / "run"
         train.write_text("".join(f"{label}\t{text}\n" for label, text in rows), encoding="utf-8")
         command = [sys.executable, "-m", "heedful", "train", str(train), "--recipe", "classify", "--out", str(out)]
-        command += [f"seed={seed}", *(["--start-from", str(start)] if start else []), *keys]
+        command += ["--test", str(test), f"seed={seed}", *(["--start-from", str(start)] if start else []), *keys]
         done = subprocess.run(command, env={**os.environ, "HEEDFUL_CACHE": folder}, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stderr)

@@ -1,6 +1,6 @@
 """Summaries of abstracts (SciTLDR): ROUGE of a model trained here, beside the first sentences of each document.
 
-    python benchmarks/summaries.py --data ../shared/data/scitldr --budget 8m
+    python benchmarks/summaries.py --data ../shared/data/scitldr --steps 2000
 
 Prints a Markdown table. The model learns from 1,982 abstracts from nothing, so it is the lower end of what the method
 gives: published systems on this corpus begin with pre-trained weights (`--start-from FOLDER` takes some).
@@ -20,7 +20,7 @@ SCORES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data" / "scitldr")
-    parser.add_argument("--budget", default="8m", help="time for training, such as 8m or 30s (default 8m)")
+    parser.add_argument("--steps", type=int, default=2000, help="of training (default 2000)")
     parser.add_argument("--beam-size", type=int, default=4)
     parser.add_argument("--start-from", default="", help="a folder of a pre-trained sequence-to-sequence model")
     parser.add_argument("changes", nargs="*", help="recipe keys, such as data.max_length=400")
@@ -30,7 +30,10 @@ def main() -> None:
         out = str(Path(folder) / "model")
         # Validation on the dev set chooses the checkpoint by loss, not by ROUGE.
         words = ["train", str(train), "--valid", str(dev), "--recipe", "summarise", "--out", out]
-        words += ["--budget", options.budget, "--keep-model", "tokenizer.vocab=4000", "tokenizer.dropout=0.1"]
+        words += [f"training.steps={options.steps}", f"training.warmup={max(1, options.steps // 10)}"]
+        words += ["training.batch_tokens=2048", "training.schedule=linear", "training.samples=0"]
+        words += [f"training.{name}_every={max(1, options.steps // 8)}" for name in ("validate", "save")]
+        words += ["tokenizer.vocab=4000", "tokenizer.dropout=0.1"]
         words += ["--start-from", options.start_from] if options.start_from else []
         run([*words, *options.changes], shown=True)
         found = json.loads(run(["evaluate", out, str(dev), "--json", "--beam-size", str(options.beam_size)]))
