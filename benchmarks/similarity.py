@@ -69,7 +69,7 @@ def heedful(options: argparse.Namespace, seed: int) -> tuple[float, float]:
         final = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
         evaluate = [sys.executable, "-m", "heedful", "evaluate", str(out), str(test), "--json"]
         scores = json.loads(subprocess.run(evaluate, capture_output=True, text=True, check=True).stdout)
-        return scores["spearman"], final["seconds"]
+        return 100 * scores["spearman"], final["seconds"]
 
 
 def sentence_transformers(options: argparse.Namespace, seed: int) -> tuple[float, float, float]:
