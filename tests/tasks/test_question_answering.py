@@ -20,7 +20,7 @@ WORDS = "tokenizer.vocab=330"  # enough for whole words
 SMALL = {
     "model.encoder.layers": 2, "model.width": 64, "model.encoder.dropout": 0.0, "model.encoder.feedforward.hidden": 128,
     "model.encoder.attention.heads": 4, "model.encoder.position.kind": "rotary", "tokenizer.vocab": 330,
-    "data.max_length": 24, "training.steps": 400, "training.batch_tokens": 512, "training.warmup": 20,
+    "data.max_length": 24, "training.steps": 600, "training.batch_tokens": 512, "training.warmup": 20,
     "training.learning_rate": 0.004, "training.validate_every": 100, "training.save_every": 200,
 }  # fmt: skip
 
