@@ -4,7 +4,8 @@
 
 Both start from the same float32 weights and the same adapter, and read the same batches in the same order, which our
 training records, with AdamW at a constant rate. Prints the training losses of both, step by step, and a table: time and
-peak memory of the training process, and the largest difference of losses. Needs peft, accelerate and gguf.
+peak memory of the training process, also of ours with the base's weights in int8, and the largest difference of losses.
+Needs peft, accelerate and gguf.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +44,20 @@ def main() -> None:
             words = [sys.executable, __file__, str(options.model), "--data", str(options.data), "--one", name]
             words += ["--steps", str(options.steps), "--batch-tokens", str(options.batch_tokens)]
             subprocess.run([*words, "--out", str(options.out)], check=True, stdout=sys.stderr)
-        ours, theirs = (json.loads((options.out / f"{name}.json").read_text()) for name in ("heedful", "trainer"))
+        ours, int8, theirs = (json.loads((options.out / f"{name}.json").read_text()) for name in list(PARTS)[1:])
     print("| step | heedful | Trainer |\n|---:|---:|---:|")
     for step, (one, other) in enumerate(zip(ours["losses"], theirs["losses"], strict=True), 1):
         print(f"| {step} | {one:.4f} | {other:.4f} |")
     largest = max(abs(one - other) for one, other in zip(ours["losses"], theirs["losses"], strict=True))
     print("\n| | seconds | peak memory, MiB |\n|---|---:|---:|")
-    for title, one in (("heedful", ours), ("PEFT and Trainer", theirs)):
+    for title, one in (("heedful", ours), ("heedful, int8 base", int8), ("PEFT and Trainer", theirs)):
         print(f"| {title} | {one['seconds']:.1f} | {one['memory'] / 2**20:,.0f} |")
     print(
         f"| ratio | {theirs['seconds'] / ours['seconds']:.2f} times as fast | {ours['memory'] / theirs['memory']:.2f} |"
     )
-    print(f"\nLargest difference of losses: {largest:.1e} (the Trainer rounds to four places).")
+    rounding = max(abs(one - other) for one, other in zip(ours["losses"], int8["losses"], strict=True))
+    print(f"\nWith an int8 base, losses differ by at most {rounding:.1e}.")
+    print(f"Largest difference of losses: {largest:.1e} (the Trainer rounds to four places).")
 
 
 def folder(options: argparse.Namespace) -> None:
@@ -66,7 +70,7 @@ def folder(options: argparse.Namespace) -> None:
     hugging_face.save_tokenizer(tokenizer, options.out / "base", length=2048, types=False)
 
 
-def heedful(options: argparse.Namespace) -> None:
+def heedful(options: argparse.Namespace, *, int8: bool = False) -> None:
     """Our training, which records its batches and its adapter before the first step."""
     from heedful.data.inputs import Inputs
     from heedful.exchange import peft
@@ -78,7 +82,7 @@ def heedful(options: argparse.Namespace) -> None:
 
     changes = [
         f"start_from={options.out / 'base'}", "adapter=lora", f"adapter.rank={RANK}",
-        f"adapter.targets={json.dumps(TARGETS)}",
+        f"adapter.targets={json.dumps(TARGETS)}", f"adapter.int8={json.dumps(int8)}",
         f"training.steps={options.steps}", f"training.batch_tokens={options.batch_tokens}", "training.log_every=1",
         f"training.validate_every={options.steps + 1}", f"training.save_every={options.steps + 1}",
         "training.schedule=constant", "training.warmup=0", f"training.learning_rate={RATE}", "training.samples=0",
@@ -108,10 +112,11 @@ def heedful(options: argparse.Namespace) -> None:
         return False
 
     loop.Trainer._validate = last  # type: ignore[method-assign]  # what is compared is training alone
-    train(recipe, inputs, options.out / "run", cache=options.out / "cache")
-    losses = [line["loss"] for line in read_metrics(options.out / "run") if "loss" in line and "step" in line]
+    name = "int8" if int8 else "heedful"
+    train(recipe, inputs, options.out / f"run-{name}", cache=options.out / "cache")
+    losses = [line["loss"] for line in read_metrics(options.out / f"run-{name}") if "loss" in line and "step" in line]
     save(batches[: options.steps], options.out / "batches.safetensors")
-    (options.out / "heedful.json").write_text(json.dumps({"losses": losses[: options.steps], **ended}))
+    (options.out / f"{name}.json").write_text(json.dumps({"losses": losses[: options.steps], **ended}))
 
 
 def save(batches: list[Any], file: Path) -> None:
@@ -169,7 +174,7 @@ def shifted(tokens: Any, wanted: Any, learned: Any) -> dict[str, Any]:
     }
 
 
-PARTS = {"folder": folder, "heedful": heedful, "trainer": trainer}
+PARTS = {"folder": folder, "heedful": heedful, "int8": partial(heedful, int8=True), "trainer": trainer}
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,9 @@
 """An adapter's folder: what it holds, that it needs its base, that an interrupted training of it resumes."""
 
 import json
+import os
 import shutil
+import subprocess
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from tests.adapters.models import FORMS
 from tests.commands.in_process import refused
 from tests.commands.in_process import run as command
 from tests.corpora import SMALL, pairs
+from tests.processes import program
 from tests.training.test_loop import StopError, interrupt, same, weights
 
 QUICK = ["training.save_every=5", "training.validate_every=5", "training.samples=0", "training.warmup=2",
@@ -74,6 +77,20 @@ def test_killed_it_ends_as_if_left_alone(form, corpus, base, tmp_path, monkeypat
     theirs = weights(base)
     assert all(torch.equal(model.state_dict()[name], theirs[name]) for name in theirs if name not in own)
     assert any(not torch.equal(own[name], theirs[name]) for name in own) if held <= set(theirs) else True
+
+
+def test_two_processes_train_the_adapter_that_one_does(corpus, base, tmp_path):
+    environment = {**os.environ, "HEEDFUL_CACHE": str(corpus.parent / "cache"), "OMP_NUM_THREADS": "1"}
+    dry = ["--start-from", base, *QUICK, *keys("lora"), "training.steps=15", "training.eps=0.001",
+           "model.encoder.dropout=0", "model.decoder.dropout=0"]  # fmt: skip
+    for name, processes in (("one", 1), ("two", 2)):
+        words = program("train", corpus, "--out", tmp_path / name, *dry, processes=processes)
+        result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        assert result.returncode == 0, result.stderr
+    one, two = (weights(tmp_path / name) for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        assert tensor.abs().max() > 1e-3 and (tensor - two[name]).abs().max() < 1e-4, name
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -6,7 +6,8 @@ with h the output of a sub-layer on input x, before it is added to the residual 
 
     houlsby    h + a(h)           after attention and after the network
     pfeiffer   h + a(norm(x + h)) after the network; a pre-norm layer has no norm there: h + a(x + h)
-    parallel   h + a(x)           beside the network; in a pre-norm layer: a(norm(x))
+    parallel   h + a(x)           beside the network; in a pre-norm layer: a(norm(x)), as in He et al.'s own code
+                                  (the library of AdapterHub has a(x) there too)
 """
 
 from collections.abc import Callable
