@@ -40,7 +40,7 @@ def main() -> None:
         listener.bind(SOCKET)
         listener.listen(64)
         print("ready", flush=True)
-        while sys.stdin.fileno() not in (ready := select.select([listener, sys.stdin], [], [], 1.0)[0]):
+        while sys.stdin not in (ready := select.select([listener, sys.stdin], [], [], 1.0)[0]):
             if ready:
                 connection, _ = listener.accept()
                 with connection:
